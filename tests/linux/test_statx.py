@@ -69,8 +69,8 @@ def make(kind: str, path: Path) -> None:
             os.mknod(path, stat.S_IFBLK, os.makedev(7, 300))
 
 
-def told(seen: Attributes) -> tuple[int, ...]:
-    """What stat tells too."""
+def fields_of(seen: Attributes) -> tuple[int, ...]:
+    """Return the fields that os.stat_result has, too."""
     return seen[:13]
 
 
@@ -87,7 +87,7 @@ def of_stat(path: bytes | Path) -> tuple[int, ...]:
 def test_a_look_tells_what_stat_tells(top: Path, fd: Fd, kind: str, look: Look) -> None:
     make(kind, top / "it")
     os.chown(top / "it", 4_000_000_000, 70_000, follow_symlinks=False)
-    assert told(look(fd, b"it")) == of_stat(top / "it")
+    assert fields_of(look(fd, b"it")) == of_stat(top / "it")
 
 
 @ways
@@ -95,7 +95,7 @@ def test_a_look_tells_what_stat_tells(top: Path, fd: Fd, kind: str, look: Look) 
 def test_any_bytes_are_a_name(top: Path, fd: Fd, name: bytes, look: Look) -> None:
     path = os.fsencode(top) + b"/" + name
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
-    assert told(look(fd, name)) == of_stat(path)
+    assert fields_of(look(fd, name)) == of_stat(path)
 
 
 @ways
@@ -161,7 +161,7 @@ def test_after_a_failure_the_next_look_is_right(top: Path, fd: Fd) -> None:
 def test_an_fd_tells_of_itself(top: Path) -> None:
     (top / "link").symlink_to("nowhere")
     with Fd(os.open(top / "link", os.O_PATH | os.O_NOFOLLOW)) as link:
-        assert told(stat_at(link)) == of_stat(top / "link")
+        assert fields_of(stat_at(link)) == of_stat(top / "link")
 
 
 def test_a_looker_tells_devices_apart(top: Path, fd: Fd) -> None:

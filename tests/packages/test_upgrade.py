@@ -72,9 +72,9 @@ class Rpm:
         self._rpm(machine, "--upgrade", "--force", *(BUILT / "rpm").glob("*64.rpm"))
 
     def remove(self, machine: DebianMachine) -> str:
-        told = machine.system.run("rpm", "--erase", "trashd", "trashd-mount").stdout
+        printed = machine.system.run("rpm", "--erase", "trashd", "trashd-mount").stdout
         assert machine.system.path(f"{CONFIG}.rpmsave").exists()
-        return told
+        return printed
 
     def _rpm(self, machine: DebianMachine, *words: str | Path) -> None:
         machine.system.run("rpm", "--nodeps", *words)
@@ -96,9 +96,9 @@ class Pipx:
         self._pipx(machine, REPO, "install --force")
 
     def remove(self, machine: DebianMachine) -> str:
-        told = machine.trashd("service", "uninstall")
+        printed = machine.trashd("service", "uninstall")
         machine.in_minutes(*self._ENV, "pipx", "uninstall", "trashd")
-        return told
+        return printed
 
     _ENV = (
         "env", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "PIPX_HOME=/opt/pipx",
@@ -177,7 +177,7 @@ def test_an_upgrade_from_0_3_0_keeps_mounts_service_configuration_and_orphans(
     held = os.open(system.path(f"{SERVED}/file"), os.O_RDONLY)
     try:
         form.upgrade(machine)
-        assert daemons(machine) >= before, "what ran goes on"
+        assert daemons(machine) >= before, "the old daemons still run"
         assert os.read(held, 10) == b"content"
     finally:
         os.close(held)
@@ -207,14 +207,16 @@ def test_an_upgrade_from_0_3_0_keeps_mounts_service_configuration_and_orphans(
         else:
             assert system.path(f"{origin}/file").read_text().strip() == "content"
     machine.trashd("resume", VOLUME)
-    system.wait_for(lambda: phase(machine) == "idle", "the new service has begun")  # what is due before is kept an hour
+    system.wait_for(
+        lambda: phase(machine) == "idle", "the new service has begun"
+    )  # an orphan that expires earlier is kept for an hour (grace)
     machine.fill(f"{VOLUME}/due")
     machine.trashd("swap", "--keep-for", "0s", f"{VOLUME}/due")
     system.wait_for(lambda: machine.orphans() == [KEPT], "the new service reaps what is due")
 
-    told = form.remove(machine)
+    printed = form.remove(machine)
     if form.has_units:
-        assert f"  {VOLUME}\n" in told
+        assert f"  {VOLUME}\n" in printed
         assert system.state(REAPER) == "inactive"
     assert system.path(f"{SERVED}/file").read_text() == "content"
     for place in ("/usr/bin/trashd", "/usr/local/bin/trashd", "/opt/pipx/venvs/trashd", "/usr/lib/trashd/trashd"):

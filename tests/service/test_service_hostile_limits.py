@@ -1,4 +1,4 @@
-"""What a user does to the processes, limits, locks and tables of the kernel that the service shares with her."""
+"""Attacks of a user on the processes, limits, locks and kernel tables that the service shares with her."""
 
 import ctypes
 import fcntl
@@ -41,7 +41,7 @@ def serves_alice(shared: Shared, running: Service, n: int = 1) -> None:
 
 
 def test_a_hole_of_exbibytes_takes_no_longer_than_what_is_in_the_file() -> None:
-    """A paced reaper cuts a large file in steps; a hole has none for the disk, and more than a life has seconds."""
+    """A paced reaper cuts a large file in steps. In steps of equal size, a hole of exbibytes would take years."""
     with shared_volume("size=256m") as shared:
 
         def act() -> str:
@@ -86,7 +86,7 @@ def test_a_user_who_limits_the_process_that_acts_for_her_delays_only_herself(sha
 
 
 def send_fds_to_nobody() -> None:
-    """So many fds on their way that no process with this uid may send another one."""
+    """Send as many fds as a uid may have in flight, so that no process with this uid may send another one."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     held.extend(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
@@ -133,8 +133,8 @@ def test_a_user_at_the_kernels_limits_delays_nobody_else(shared: Shared, use_up:
 
 
 def lock_all(*tops: Path) -> None:
-    """Lock all that can be opened there, each way that there is; a lease on what is one's own."""
-    signal.signal(signal.SIGIO, signal.SIG_IGN)  # who breaks a lease sends it
+    """Lock everything that can be opened there in each way, and take leases on the user's own files."""
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel sends it when a lease is broken
     for directory, _subdirs, names in (found for top in tops for found in os.walk(top)):
         for path in (directory, *(os.path.join(directory, name) for name in names)):
             with suppress(OSError):

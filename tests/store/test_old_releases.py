@@ -1,4 +1,4 @@
-"""What earlier releases left on disk, with the commands of this version: everything is read, and nothing is lost.
+"""The commands of this version on the data of earlier releases: they read everything, and lose nothing.
 
 The samples are whole filesystems that 0.2.0 and 0.3.0 themselves wrote (old_releases/make.sh). So inode numbers, file
 handles and birth times are those in the records, as on a machine that was upgraded; only the boot is another one.

@@ -66,7 +66,7 @@ def _work(work: Work) -> NoReturn:
 
 @contextmanager
 def process_of(uid: int, act: Callable[[], object]) -> Iterator[int]:
-    """A process of a user's that has done something, and holds it to the end of the block; its pid."""
+    """Yield the pid of a process of a user that has called `act`, and that waits until the block ends."""
     reader, writer = os.pipe()
 
     def hold() -> None:
@@ -79,7 +79,7 @@ def process_of(uid: int, act: Callable[[], object]) -> Iterator[int]:
         os.close(writer)
         has_done = os.read(reader, 1)
         os.close(reader)
-        assert has_done, "it could not do so"
+        assert has_done, "the process could not act"
         yield pid
 
 
