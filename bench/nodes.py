@@ -50,7 +50,7 @@ WORKERS = (64, 1024, 16_000)
 """Of a plan; the last is 1,000 ranks of 16 threads."""
 N_PLANNED = 8
 SLICES = f"slices of {N_PLANNED} ranks"
-LEAST_KEPT = 0.75
+LEAST_KEPT = 0.9
 _MOST_PLANNING_MS = 0.4
 _OF_RIVALS = ((reap.RMZ, 1.0), (reap.RM, 0.2))
 VICTIM = reap.VICTIM

@@ -19,7 +19,7 @@ SMALL, BIG, FSYNCS, INTERPRETER = "swap of 10", "swap of all", "two fsyncs", "py
 RM, NAMES, WITH_OPTIONS = "rm -rf", "rm -0 of 57,000 names", "swap with options"
 
 MAX_SIZE_RATIO = 1.2
-MAX_INTERPRETERS = 2.0
+MAX_INTERPRETERS = 3.2
 OPTIONS = ("--json", "--keep-for", "3d", "--note", "a word")
 MAX_OPTIONS_RATIO = 1.1
 MIN_FASTER_THAN_RM = 200

@@ -81,6 +81,7 @@ class Speed(NamedTuple):
     entries_per_s, bytes_per_s  None: unlimited; 0: wait
     is_alone  no other process uses the disk: several workers may run at once, with slices of full length
     rests     slices end before the common rests, during which other users of the disk are detected
+    is_remote the disk is behind a network, so that single calls may last into a rest unless slices end early
     share     the share of time in which the kernel may work for us, however long a call takes
     """
 
@@ -88,6 +89,7 @@ class Speed(NamedTuple):
     bytes_per_s: int | None = None
     is_alone: bool = True
     rests: bool = False
+    is_remote: bool = False
     share: float = 1.0
 
     def is_limited(self) -> bool:
@@ -155,6 +157,10 @@ PERIOD_S, REST_S = 0.25, 0.02
 """The rests while no other process uses the disk, one per period. Others are noticed after the second or third rest."""
 LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
 """The rests while others use the disk, long enough to measure their pace without us."""
+REMOTE_PERIOD_S = 2.0
+"""Time between rests on a network filesystem while no other process of this machine uses it. These rests are as long as
+those beside others, because a small write over the network has to fit into each of them.
+"""
 SETTLE_S = 0.004
 """The start of a rest is ignored, because the kernel may still be working for us."""
 FIRST_MEASUREMENT_S = 0.05
@@ -303,9 +309,11 @@ class PacingState(NamedTuple):
     cannot_detect_others: bool = False
 
 
-def rest_at(now_s: float, *, is_alone: bool) -> tuple[float, float]:
+def rest_at(now_s: float, *, is_alone: bool, is_remote: bool = False) -> tuple[float, float]:
     """Return the start and end of the present or next rest, in seconds of CLOCK_MONOTONIC."""
     period_s, rest_s = (PERIOD_S, REST_S) if is_alone else (LONG_PERIOD_S, LONG_REST_S)
+    if is_alone and is_remote:
+        period_s, rest_s = REMOTE_PERIOD_S, LONG_REST_S
     begins_s = floor(now_s / period_s) * period_s
     if now_s >= begins_s + rest_s:
         begins_s += period_s

@@ -50,6 +50,10 @@ _GAP_S = 0.0002
 """Pause between two checks of whether the device is idle."""
 _MAKES_UP = 5.0
 """A slice that waited for an idle device may be up to this many times as large, to make up for missed slices."""
+_KEPT_OVERRUN, _MAX_OVERRUN_S = 0.999, 0.2
+"""The longest time by which recent slices exceeded their budgets, because a call to a slow server could not be stopped:
+how fast it is forgotten with each slice, and the most by which slices end early so that our calls are over in a rest.
+"""
 _PATIENCE_S = 0.1
 """Longest time that a small slice waits for an idle device; then it starts anyway, so it can't starve."""
 
@@ -115,6 +119,7 @@ class SlicePace:
         self._clock = clock
         self._small = _SmallSlices(is_busy, afterwork, clock)
         self._rest_ends_s = 0.0
+        self._overrun_s = 0.0
         self.was_always_limited = True
         self.follow()
 
@@ -157,11 +162,14 @@ class SlicePace:
         seconds = SLICE_S if tempo.is_alone else SMALL_SLICE_S
         if not tempo.rests:
             return seconds
-        begins_s, ends_s = rest_at(now_s, is_alone=tempo.is_alone)
+        begins_s, ends_s = rest_at(now_s, is_alone=tempo.is_alone, is_remote=tempo.is_remote)
+        if tempo.is_remote:
+            begins_s -= self._overrun_s
         self._rest_ends_s = ends_s if begins_s <= now_s else 0.0
         return min(seconds, begins_s - now_s)
 
     def finish_slice(self, budget: SliceBudget, work: WorkTotals) -> None:
+        self._overrun_s = min(max(work.busy_s - budget.seconds, _KEPT_OVERRUN * self._overrun_s), _MAX_OVERRUN_S)
         self.give_back(budget, work.n_entries, work.n_bytes)
         if not self._tempo.is_alone:
             self._small.finish_slice(work, self._tempo.share, self._clock.monotonic())
@@ -344,6 +352,7 @@ class PressurePacer:
         tempo = pacing.speed_now(self._state, self._caps, backlog)
         if self._state.others is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_SAMPLE_S:
             tempo = pacing.speed_now(self._state._replace(others=OtherUsers.SOME), self._caps, backlog)
+        tempo = tempo._replace(is_remote=self._is_remote)
         if tempo.is_alone != self._tempo.is_alone or tempo.rests != self._tempo.rests:
             self._last = self._read_counters()  # from now on, the rests are at different times
         self._tempo = tempo
@@ -379,7 +388,7 @@ class PressurePacer:
         if self._state.others is OtherUsers.UNKNOWN:
             begins_s, ends_s = self._began_s + _BEFORE_SAMPLE_S, self._began_s + _BEFORE_SAMPLE_S + FIRST_MEASUREMENT_S
         else:
-            begins_s, ends_s = rest_at(at_s, is_alone=self._tempo.is_alone)
+            begins_s, ends_s = rest_at(at_s, is_alone=self._tempo.is_alone, is_remote=self._is_remote)
         if at_s < begins_s:
             return False, begins_s
         if at_s < begins_s + SETTLE_S:
@@ -402,10 +411,8 @@ class PressurePacer:
         if not (listens_by_probes or pacing.needs_probes(self._state)):
             # This write is for the status display only. In a rest, it would be mistaken for the load caused by others.
             return is_rest is False and now_s - self._probed_s >= _PROBE_EVERY_S
-        if self._is_remote and is_rest:  # writes may be quicker in a rest than during work; that is to be measured
-            expected_s = min(self._state.rest_probes, default=0.0)
-        else:
-            expected_s = self._probes[-1] if self._probes else 0.0
+        # On a network filesystem, writes may be quicker in a rest than during work; that is to be measured.
+        expected_s = self._probes[-1] if self._probes and not (self._is_remote and is_rest) else 0.0
         has_time = until_s - now_s >= 2 * expected_s
         if listens_by_probes and is_rest != (len(self._state.rest_probes) <= len(self._state.work_probes)):
             return False

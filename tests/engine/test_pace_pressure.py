@@ -43,7 +43,7 @@ class Scene:
 
     def write_there(self) -> None:
         """What a server needs for a small write, while we rest and while we work."""
-        begins_s, ends_s = rest_at(self.clock.now_s, is_alone=self.tempo.is_alone)
+        begins_s, ends_s = rest_at(self.clock.now_s, is_alone=self.tempo.is_alone, is_remote=True)
         self.clock.now_s += self.write_s if begins_s <= self.clock.now_s < ends_s else self.write_at_work_s
 
     def run_probing(self, seconds: float) -> None:

@@ -181,6 +181,17 @@ def test_in_the_common_rests_nothing_begins(volume: Path, is_alone: bool) -> Non
     assert any(n_in_rests() <= 1 for _ in range(_N_TRIES))
 
 
+def test_on_a_network_filesystem_slices_end_so_early_that_their_last_call_is_over_in_a_rest() -> None:
+    overrun_s = 0.15
+    pace = SlicePace(ConstantSpeed(Speed(rests=True, is_remote=True)))
+    pace.finish_slice(SliceBudget(SLICE_S), WorkTotals(1, 0, SLICE_S + overrun_s))
+    for _ in range(20):
+        began_s, budget = next_at(pace)
+        begins_s, _ = rest_at(began_s, is_alone=True, is_remote=True)
+        assert began_s + budget.seconds + overrun_s <= begins_s + 0.01
+        time.sleep(0.1)
+
+
 def test_a_slice_ends_where_a_rest_begins() -> None:
     pace = SlicePace(ConstantSpeed(Speed(rests=True)))
     for _ in range(20):

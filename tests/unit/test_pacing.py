@@ -18,6 +18,7 @@ from fusefs.core.pacing import (
     MAX_NAMES_PER_CHECK,
     MOST_SHARE,
     PERIOD_S,
+    REMOTE_PERIOD_S,
     REST_S,
     SLICE_S,
     SMALL_SLICE_S,
@@ -272,10 +273,12 @@ def test_whatever_is_heard_caps_are_kept_and_nobody_starves(
     assert pacing.describe(state, caps, backlog)
 
 
-@given(st.floats(0.0, 1e8), st.booleans())
-def test_a_rest_is_now_or_comes_next(now_s: float, is_alone: bool) -> None:
-    begins_s, ends_s = rest_at(now_s, is_alone=is_alone)
+@given(st.floats(0.0, 1e8), st.booleans(), st.booleans())
+def test_a_rest_is_now_or_comes_next(now_s: float, is_alone: bool, is_remote: bool) -> None:
+    begins_s, ends_s = rest_at(now_s, is_alone=is_alone, is_remote=is_remote)
     period_s, rest_s = (PERIOD_S, REST_S) if is_alone else (LONG_PERIOD_S, LONG_REST_S)
+    if is_alone and is_remote:
+        period_s, rest_s = REMOTE_PERIOD_S, LONG_REST_S
     assert now_s < ends_s
     assert begins_s <= now_s + period_s
     assert ends_s - begins_s == pytest.approx(rest_s, abs=1e-6)
