@@ -157,9 +157,9 @@ PERIOD_S, REST_S = 0.25, 0.02
 """The rests while no other process uses the disk, one per period. Others are noticed after the second or third rest."""
 LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
 """The rests while others use the disk, long enough to measure their pace without us."""
-REMOTE_PERIOD_S = 2.0
-"""Time between rests on a network filesystem while no other process of this machine uses it. These rests are as long as
-those beside others, because a small write over the network has to fit into each of them.
+REMOTE_PERIOD_S, REMOTE_LONG_PERIOD_S, REMOTE_REST_S = 3.0, 1.0, 0.15
+"""The rests on a network filesystem, alone and beside others: longer, because a small write over the network has to fit
+into each of them, and therefore fewer.
 """
 SETTLE_S = 0.004
 """The start of a rest is ignored, because the kernel may still be working for us."""
@@ -311,9 +311,10 @@ class PacingState(NamedTuple):
 
 def rest_at(now_s: float, *, is_alone: bool, is_remote: bool = False) -> tuple[float, float]:
     """Return the start and end of the present or next rest, in seconds of CLOCK_MONOTONIC."""
-    period_s, rest_s = (PERIOD_S, REST_S) if is_alone else (LONG_PERIOD_S, LONG_REST_S)
-    if is_alone and is_remote:
-        period_s, rest_s = REMOTE_PERIOD_S, LONG_REST_S
+    if is_remote:
+        period_s, rest_s = REMOTE_PERIOD_S if is_alone else REMOTE_LONG_PERIOD_S, REMOTE_REST_S
+    else:
+        period_s, rest_s = (PERIOD_S, REST_S) if is_alone else (LONG_PERIOD_S, LONG_REST_S)
     begins_s = floor(now_s / period_s) * period_s
     if now_s >= begins_s + rest_s:
         begins_s += period_s

@@ -239,6 +239,30 @@ def test_server_that_is_away_for_a_while_is_waited_for_and_that_is_said(what: st
         assert_silent(slow.path)
 
 
+@pytest.mark.every
+@pytest.mark.needs("fuse")
+@pytest.mark.parametrize("call_us", [1000, 4000])
+def test_service_yields_on_a_server_on_which_its_threads_make_other_clients_wait(call_us: int) -> None:
+    with (
+        tmpfs_volume() as source,
+        slow_volume(source, 0, limit_s=300.0, n_threads=2) as server,
+        slow_volume(server.path, 0, limit_s=300.0) as client,
+        places() as base,
+    ):
+        init(client.path)
+        for number in range(200):
+            fill(client.path / "large" / str(number), 60)
+        swap(client.path / "large", options=EXPIRED)
+        for mount, delay_us in ((server, call_us), (client, 4000)):
+            mount.delay(delay_us)
+            mount.delay_all()
+        with service(base, client.path, config="") as running:
+            running.until(lambda: "latency sets the pace" in running.volume(client.path).why, 60.0)
+            assert running.volume(client.path).phase is VolumePhase.YIELDING
+            for mount in (client, server):
+                mount.delay(0)
+
+
 # A volume that hangs
 
 

@@ -18,7 +18,9 @@ from fusefs.core.pacing import (
     MAX_NAMES_PER_CHECK,
     MOST_SHARE,
     PERIOD_S,
+    REMOTE_LONG_PERIOD_S,
     REMOTE_PERIOD_S,
+    REMOTE_REST_S,
     REST_S,
     SLICE_S,
     SMALL_SLICE_S,
@@ -277,8 +279,8 @@ def test_whatever_is_heard_caps_are_kept_and_nobody_starves(
 def test_a_rest_is_now_or_comes_next(now_s: float, is_alone: bool, is_remote: bool) -> None:
     begins_s, ends_s = rest_at(now_s, is_alone=is_alone, is_remote=is_remote)
     period_s, rest_s = (PERIOD_S, REST_S) if is_alone else (LONG_PERIOD_S, LONG_REST_S)
-    if is_alone and is_remote:
-        period_s, rest_s = REMOTE_PERIOD_S, LONG_REST_S
+    if is_remote:
+        period_s, rest_s = REMOTE_PERIOD_S if is_alone else REMOTE_LONG_PERIOD_S, REMOTE_REST_S
     assert now_s < ends_s
     assert begins_s <= now_s + period_s
     assert ends_s - begins_s == pytest.approx(rest_s, abs=1e-6)
