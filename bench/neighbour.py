@@ -41,6 +41,7 @@ from bench.support import (
     only_orphan,
     percentile,
     print_progress,
+    program,
     running,
     time_command,
     wait,
@@ -60,6 +61,8 @@ PERCENTILES = (50, 95, 99)
 MANY = 4
 """Times the files of a turn, so that deletion still goes on when the neighbours are gone."""
 STEP_S = 0.1
+_EVEN_PER_S = 6000
+"""Of the mode `even`: about a tenth of rm's rate on this project's machines."""
 _PRESSURE = Path("/proc/pressure/io")
 _SLOW, _PART, _FULL = 2.0, 0.125, 0.7
 """More than so many times the rate that it holds, and more than that part of its full rate: not stepped back yet. And
@@ -94,12 +97,18 @@ def _serve(root: Path) -> Iterator[int]:
         yield one.process.pid
 
 
+def _unlink_evenly(root: Path) -> AbstractContextManager[int]:
+    """The least that any deletion of a tenth of rm's rate does to others."""
+    return _command(program(Path(__file__).with_name("even_unlinks.c")), str(_EVEN_PER_S), root / VICTIM)
+
+
 MODES = MappingProxyType[str, Deleter](
     {
         "rm": lambda root: _command("rm", "-rf", root / VICTIM),
         "rm idle": lambda root: _command("ionice", "-c3", "nice", "-n19", "rm", "-rf", root / VICTIM),
         "paced": lambda root: _reap(root, "--paced"),
         "full": _reap,
+        "even": _unlink_evenly,
         "service": _serve,
     }
 )

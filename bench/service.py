@@ -33,7 +33,7 @@ _DUE = SwapOptions(0, "")
 _HZ = os.sysconf("SC_CLK_TCK")
 LIMITS = MappingProxyType(
     {
-        "idle": {"cpu %": 0.1, "wake-ups in 30 s": 0.0, "MiB": 35.0},
+        "idle": {"cpu %": 0.1, "wake-ups in 30 s": 0.5, "MiB": 35.0},
         "queue": {"until ready": 5.0, "status": 0.3},
         "fair": {"": 2.0},
     }

@@ -91,7 +91,7 @@ def test_more_nodes_are_faster_up_to_what_the_server_can_do() -> None:
 
 @pytest.mark.parametrize("call_s", [0.001, 0.004])
 def test_the_pacer_notices_in_every_run_that_another_client_waits(call_s: float) -> None:
-    """16 threads fill a server that serves two calls at a time; paced, the other client waits hardly longer than alone."""
+    """16 threads fill a server that serves two calls at a time. Paced, others hardly wait longer than alone."""
     few = MODEL._replace(n_slots=2, look_s=call_s, change_s=call_s)
     alone, beside = (neighbour(few, n, 16, is_paced=False, begins_s=20.0) for n in (0, 1))
     assert beside.p50_ms > 1.5 * alone.p50_ms
