@@ -70,7 +70,7 @@ class Grace:
         if ends_s > self._ends_s:
             self._ends_s = ends_s
             if self._where:
-                hint = f"trashd reap --all --volume {shell_word(self._where)} deletes them now"
+                hint = f"trashd reap --volume {shell_word(self._where)} deletes them now"
                 _LOG.warning("%s: %s; %s", printable(self._where), self.why(due_s), hint)
         return ends_s
 

@@ -642,6 +642,7 @@ def find_by_origin(
 ) -> list[OrphanFromPath]:
     """Find the restorable orphans that came from a path, or contain it; the newest comes first.
 
+    If there are none, find those whose deletion has begun: what is left of them can be restored.
     path  may lead through any mount, and need not exist; links in its directories are followed, but not a final link
     """
     mounts = read_mounts()
@@ -649,7 +650,7 @@ def find_by_origin(
     bases: dict[bytes, tuple[int, int] | None] = {}
     matches = []
     for entry in listed:
-        if entry.origin is None or entry.state is not State.ORPHANS:
+        if entry.origin is None or entry.state not in (State.ORPHANS, State.REAPING):
             continue
         base = entry.base_path()
         if base not in bases:
@@ -660,7 +661,8 @@ def find_by_origin(
         elif requested is not None and is_inside(b"/" + requested, b"/" + origin):
             matches.append(OrphanFromPath(entry, relative_to(b"/" + requested, b"/" + origin)))
     existing = _drop_without_part(kernel, volumes, matches, directory=path.endswith(b"/"))
-    return sorted(existing, key=lambda one: one.entry.created_ns, reverse=True)
+    complete = [one for one in existing if one.entry.state is State.ORPHANS]
+    return sorted(complete or existing, key=lambda one: one.entry.created_ns, reverse=True)
 
 
 def _drop_without_part(
@@ -670,17 +672,18 @@ def _drop_without_part(
 
     directory  only directories are requested, so also drop entries that are not directories
     """
-    parts: dict[bytes, list[tuple[str, bytes]]] = {}
+    parts: dict[bytes, list[tuple[State, str, bytes]]] = {}
     for entry, inside in matches:
         if inside is not None or directory:
-            parts.setdefault(entry.path.rsplit(b"/", 2)[0], []).append((entry.id, inside or b""))
+            parts.setdefault(entry.path.rsplit(b"/", 2)[0], []).append((entry.state, entry.id, inside or b""))
     if not parts:
         return list(matches)
 
     flags = os.O_PATH | os.O_NOFOLLOW | (os.O_DIRECTORY if directory else 0)
 
     def list_with_part(folder: UserFolder) -> list[str]:
-        return [name for name, inside in parts.get(folder.path(), ()) if _has_part(folder, name, inside, flags)]
+        requested = parts.get(folder.path(), ())
+        return [name for state, name, inside in requested if _has_part(folder, state, name, inside, flags)]
 
     stores = discover_stores(kernel, volumes)
     existing = {name for part in call_in_each_folder(stores, list_with_part, list[str], []) for name in part}
@@ -712,10 +715,10 @@ def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, in
     return st.st_dev, st.st_ino
 
 
-def _has_part(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
+def _has_part(folder: UserFolder, state: State, name: str, inside: bytes, flags: int) -> bool:
     kernel, path = folder.store.kernel, join_path(name.encode(), TREE, inside)
     try:
-        with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, path, flags):
+        with folder.open(state) as containers, kernel.open_beneath(containers, path, flags):
             return True
     except OSError:
         return False

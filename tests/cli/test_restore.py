@@ -57,6 +57,26 @@ def test_a_path_need_not_be_there_any_more_nor_what_was_above_it(volume: Path) -
     assert snapshot(volume / "elsewhere") == before
 
 
+@pytest.mark.parametrize("inside", ["", "below"])
+def test_a_path_also_finds_what_a_killed_reap_left(volume: Path, inside: str) -> None:
+    job = make(volume / "job")
+    identifier = swapped(job)["id"]
+    folder = volume / ".trashd/u/0"
+    (folder / "orphans" / identifier).rename(folder / "reaping" / identifier)
+    assert ("deep" if inside else "below") in done_well("ls", job / inside).out
+    done_well("restore", job / inside, "--to", volume / "back")
+    assert (volume / "back").is_dir()
+
+
+def test_a_path_finds_a_complete_orphan_before_what_a_killed_reap_left(volume: Path) -> None:
+    job = make(volume / "job")
+    identifier = swapped(job)["id"]
+    folder = volume / ".trashd/u/0"
+    (folder / "orphans" / identifier).rename(folder / "reaping" / identifier)
+    swapped(make(job / "older").parent)
+    assert "older" in done_well("ls", job).out
+
+
 def test_a_path_inside_brings_that_part_alone(volume: Path) -> None:
     job = make(volume / "job")
     done_well("swap", job)
