@@ -321,6 +321,7 @@ class OrphanSchedule:
         limiter  limits the threads of this volume
         """
         if not self.must_measure():
+            self._figures.is_over_quota = False
             return
         parts = [(user, part) for user in users for part in user.parts.values()]
         needed = self._figures.needed_space(self._policy) if self._figures.hurries else None
@@ -330,7 +331,7 @@ class OrphanSchedule:
         trash: dict[int, list[KnownOrphan]] = {}
         for user, part in parts:
             trash.setdefault(self._holder_of(user.uid), []).extend(part.orphans.values())
-        early_ids = await in_thread(
+        early_ids, self._figures.is_over_quota = await in_thread(
             limiter, partial(_select_early, trash, needed, self._policy, self._context.clock(), space)
         )
         clock, now_s = self._context.clock(), boot_s()
@@ -370,8 +371,8 @@ def _select_early(
     policy: VolumePolicy,
     clock: Clock,
     space: VolumeSpace,
-) -> set[ContainerId]:
-    """Return the orphans that must expire early.
+) -> tuple[set[ContainerId], bool]:
+    """Return the orphans that must expire early, and whether the trash exceeds its quota.
 
     needed  the space to be freed; None if space is not low, or not all orphans are measured yet
     """
@@ -381,7 +382,7 @@ def _select_early(
         large = OrphanSize(max(needed.n_inodes, 0), max(needed.n_bytes, 0))
         guessed = {uid: [one._replace(size=one.size or large) for one in orphans] for uid, orphans in trash.items()}
         early_ids.update(choose_early_deletions(guessed, needed, policy, clock, is_exact=False))
-    return early_ids
+    return early_ids, not excess.is_met()
 
 
 def _part_of(user: UserState, order: Order) -> FolderPart:

@@ -23,6 +23,7 @@ class VolumeFigures:
         self.space: VolumeSpace | None = None
         self.hurries = False
         self.hurries_since_s = 0.0
+        self.is_over_quota = False
         self.trend_bytes_per_s: float | None = None
         self._since_s = 0.0
         self._since_bytes = 0

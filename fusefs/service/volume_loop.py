@@ -317,7 +317,8 @@ class VolumeLoop:
                 space = await in_time(self._limiter, limit_s, looking, lambda _late: None)
                 if space is not None:
                     self._note_space(space)
-            self._must_open |= self._figures.hurries  # orphans that were too young may expire now
+            # Orphans that were too young may expire now.
+            self._must_open |= self._figures.hurries or self._figures.is_over_quota
         return self._checked_space_at_s + timers.current.space_pause_s - now_s
 
     def _note_space(self, space: VolumeSpace) -> None:

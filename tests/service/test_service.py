@@ -245,6 +245,14 @@ def test_quota_holds_for_what_comes_later_too(base: Path, volume: Path) -> None:
         running.until(lambda: ids(volume) == {second})
 
 
+def test_quota_holds_as_soon_as_orphans_are_old_enough(base: Path, volume: Path) -> None:
+    config = '[defaults]\nminimum_age = "10s"\nquota = { bytes = "15M" }\n'
+    with service(base, volume, config=config) as running:
+        aged(volume, "first", 1, 10)
+        second = aged(volume, "second", 0, 10)
+        running.until(lambda: ids(volume) == {second})
+
+
 def pin(home: Path, has_links: bool) -> None:
     """Six orphans of 4 MiB each that stay, or of one such file that has a name in each of them."""
     for n in range(6):
