@@ -31,9 +31,9 @@ MUNGE_KEY = "head -c 1024 /dev/urandom | install -m 400 -o munge /dev/stdin /etc
 _LIMIT_S = 20.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def installed(booted: Node) -> Node:
-    """The recipe's files and what Slurm needs on one node."""
+    """The recipe's files and what Slurm needs on one node, once: a worker may leave this module and come back."""
     for words in (*NETWORK, MUNGE_KEY):
         booted.root(words)
     booted.system.path("etc/slurm/slurm.conf").write_text(slurm_conf("node1", ADDRESS, PLACES))
