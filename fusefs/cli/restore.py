@@ -161,8 +161,8 @@ def print_restored(done: Restored, *, as_json: bool) -> int:
         if done.is_spared:
             print("  rules (trashd plan) count the age of these files from this restore")
         else:
-            why = "they could not be marked as restored (no permission, or no extended attributes)"
-            output.warn(f"rules (trashd plan) may remove these files again: {why}")
+            why = "no permission, no extended attributes, or other users can write in the directory"
+            output.warn(f"rules (trashd plan) may remove these files again, as no mark could be set: {why}")
     for warning in done.warnings:
         output.warn(warning)
     return code
