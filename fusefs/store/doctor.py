@@ -116,7 +116,7 @@ def check_folder(folder: UserFolder) -> list[Finding]:
             if name in state_by_name:
                 where = printable(folder.path_to(state, name))
                 problems.append(
-                    Finding(where, f"an orphan with the same ID is also in {state_by_name[name].value}/ (I2)", WAY_OUT)
+                    Finding(where, f"an orphan with the same ID is also in {state_by_name[name].value}/", WAY_OUT)
                 )
             state_by_name[name] = state
             try:
@@ -144,7 +144,7 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
         removed = {RECORD_NEW, TREE, REPLACEMENT} if state is State.STAGE else {RECORD_NEW}
         names = {name for name in kernel.list(fd) if not name.startswith((UNFINISHED_PREFIX, *WATCH_PREFIXES))}
         if state is State.QUARANTINE or names - removed:
-            yield Finding(where, "no record (I3)", WAY_OUT)
+            yield Finding(where, "no record", WAY_OUT)
         elif folder.store.is_shared() and state is not State.REAPING:
             hint = (
                 f"trashd doctor --repair --wait {shell_word(folder.store.base_path)} removes it if it does not change"
@@ -195,13 +195,13 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:
         extra.discard(_BY_KILLED_KEEP)
     if extra:
         yield Finding(
-            where, f"contains unknown files: {', '.join(sorted(printable(name) for name in extra))} (I4)", WAY_OUT
+            where, f"contains unknown files: {', '.join(sorted(printable(name) for name in extra))}", WAY_OUT
         )
     tree = identify_at(kernel, held.fd, TREE)
     if tree is None and held.state is State.ORPHANS:
-        yield Finding(where, "its tree is missing (I2)", WAY_OUT)
+        yield Finding(where, "its tree is missing", WAY_OUT)
     if tree is not None and compare(tree, record.victim) is IdentityMatch.OTHER:
-        yield Finding(where, "its tree is not the one in its record (I2)", _COPIED_HINT)
+        yield Finding(where, "its tree is not the one in its record", _COPIED_HINT)
     yield from _check_temporary_permission(held, where)
 
 

@@ -264,7 +264,7 @@ def test_a_container_without_a_record_that_holds_anything_is_kept(volume: Path) 
     record = place(volume, orphan_in(volume).id) / "record.json"
     away = record.rename(volume / "away")
     [problem] = problems(volume)
-    assert problem.what == "no record (I3)"
+    assert problem.what == "no record"
     assert "--repair" not in problem.hint
     recover_all(volume)
     away.rename(record)
