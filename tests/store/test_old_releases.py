@@ -159,9 +159,10 @@ def test_all_is_listed_with_its_end_and_its_errors() -> None:
 @pytest.mark.usefixtures("base")
 def test_each_orphan_comes_back_as_it_was() -> None:
     whole = {uid: snapshot(items()[uid, "swapped"].tree()) for uid in BOTH}
-    for (uid, name), item in items().items():
-        if (uid, name) not in ORPHANS or name == "tmp":
+    for uid, name in sorted(ORPHANS):
+        if name == "tmp":
             continue
+        item = items()[uid, name]  # root's first restore moves the orphans of a user that it had not seen
         before = snapshot(item.tree(), with_times=True)
         place = MNT / f"work/{uid}/dropped" if name == "dropped" else origin(item)
         of(uid, "restore", item.id, *(("--to", place) if name == "dropped" else ()))
