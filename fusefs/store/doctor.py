@@ -194,9 +194,7 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:
     if held.state is State.ORPHANS:
         extra.discard(_BY_KILLED_KEEP)
     if extra:
-        yield Finding(
-            where, f"contains unknown files: {', '.join(sorted(printable(name) for name in extra))}", WAY_OUT
-        )
+        yield Finding(where, f"contains unknown files: {', '.join(sorted(printable(name) for name in extra))}", WAY_OUT)
     tree = identify_at(kernel, held.fd, TREE)
     if tree is None and held.state is State.ORPHANS:
         yield Finding(where, "its tree is missing", WAY_OUT)
