@@ -181,10 +181,10 @@ class Limit(NamedTuple):
 
 LIMITS = (
     Limit(1.0, RMZ, lambda filesystem, shape, _cold: filesystem in ("ext4", "btrfs") and shape == "tree"),
-    Limit(0.65, RM, lambda filesystem, shape, _cold: filesystem == "ext4" and shape == "tree"),
+    Limit(0.6, RM, lambda filesystem, shape, _cold: filesystem == "ext4" and shape == "tree"),
     Limit(0.65, None, lambda filesystem, shape, cold: filesystem == "ext4" and _is_flat(shape) and not cold),
     Limit(0.8, None, lambda filesystem, shape, cold: filesystem == "ext4" and _is_flat(shape) and cold),
-    Limit(1.1, None, lambda filesystem, _shape, _cold: filesystem == "xfs"),
+    Limit(1.1, None, lambda filesystem, _shape, _cold: filesystem in ("xfs", "btrfs")),
     Limit(1.5, None, lambda _filesystem, shape, _cold: shape == "chain"),
 )
 

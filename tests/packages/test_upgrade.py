@@ -207,9 +207,8 @@ def test_an_upgrade_from_0_3_0_keeps_mounts_service_configuration_and_orphans(
         else:
             assert system.path(f"{origin}/file").read_text().strip() == "content"
     machine.trashd("resume", VOLUME)
-    system.wait_for(
-        lambda: phase(machine) == "idle", "the new service has begun"
-    )  # an orphan that expires earlier is kept for an hour (grace)
+    # An orphan that expires before the new service has begun is kept for an hour (grace).
+    system.wait_for(lambda: phase(machine) == "idle", "the new service has begun")
     machine.fill(f"{VOLUME}/due")
     machine.trashd("swap", "--keep-for", "0s", f"{VOLUME}/due")
     system.wait_for(lambda: machine.orphans() == [KEPT], "the new service reaps what is due")
