@@ -19,6 +19,7 @@ from tests.support.covering_sets import Axes
 from tests.support.fake_dev_fuse import DirectoryRequests, Names, Somebody, vfs_at
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_casefold import folding_volume
+from tests.support.fuse_slow import slow_volume
 from tests.support.make_trees import fill
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import overlay_volume, tmpfs_volume
@@ -226,6 +227,20 @@ def test_a_missing_name_is_remembered_where_they_do_not() -> None:
         entry = Names(vfs).lookup(ROOT, b"absent", ME)
         assert (entry.nodeid, entry.timeout_s > 0) == (0, True)
         assert Names(vfs).mkdir(ROOT, b"made", 0o755, ME).timeout_s > 0
+
+
+def test_a_change_of_mounts_makes_no_empty_directory_uncacheable() -> None:
+    """The first names of a FUSE filesystem show that case matters; an empty directory shows nothing."""
+    with tmpfs_volume() as top:
+        fill(top / "full", 1)
+        (top / "empty").mkdir()
+        with slow_volume(top) as volume, vfs_at(volume.path, timeout_s=3600) as vfs:
+            Names(vfs).lookup(ROOT, b"full", ME)
+            empty = vfs.nodes.get(Names(vfs).lookup(ROOT, b"empty", ME).nodeid)
+            assert empty is not None
+            vfs.lock.submounts.folding.clear()  # as after each change of mounts, since device numbers are reused
+            with vfs.lock, vfs.directory_fd(empty) as fd:
+                assert not vfs.are_uncacheable_in(empty, fd)
 
 
 LIMIT_S = 40.0

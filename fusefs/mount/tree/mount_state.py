@@ -187,17 +187,17 @@ class MountState:
 
     def _may_fold(self, directory: Node, fd: int) -> bool:
         """Return whether a name in a directory may have other spellings. fd: of the directory"""
-        folding, device = self.lock.submounts.folding, directory.source[0]
-        if directory.is_case_sensitive:
+        device, folding = directory.source[0], self.lock.submounts.folding
+        is_own = device == self.nodes.root.dev
+        if directory.is_case_sensitive or (is_own and self.nodes.is_case_sensitive):
             return False
-        if device in folding:
-            directory.is_case_sensitive = not folding[device]
-            return folding[device]
-        folds, is_common = self.lock.call(find_case_folding, fd)
-        if folds is not None and is_common:
-            folding[device] = folds
-            if device == self.nodes.root.dev:
-                self.nodes.is_case_sensitive = not folds
+        folds = folding.get(device)
+        if folds is None:
+            folds, is_common = self.lock.call(find_case_folding, fd)
+            if folds is not None and is_common:
+                folding[device] = folds
+                if is_own:
+                    self.nodes.is_case_sensitive = not folds
         directory.is_case_sensitive = folds is False
         return folds is not False
 
