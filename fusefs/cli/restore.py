@@ -111,8 +111,8 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> 
         age = format_duration(entries[0].age_s(time.time_ns()))
         click.echo(f"restoring what you removed {age} ago:", err=True)
         for entry in entries:
-            swept = " (swept files)" if entry.method is Method.SWEEP else ""
-            click.echo(f"  {output.origin(entry.origin)}{swept}", err=True)
+            part = "files in " if entry.method is Method.SWEEP else ""
+            click.echo(f"  {part}{output.origin(entry.origin)}", err=True)
     codes, paths = [], []
     for entry in entries:
         try:

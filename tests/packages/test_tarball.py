@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -134,6 +135,14 @@ def test_a_python_that_is_missing_is_named(user: User) -> None:
     python = Path(sys.executable).resolve()
     told = user.run("/usr/bin/env", f"TRASHD_PYTHON={python}", trashd, "--version", path=user.home / "bin")
     assert VERSION in told
+
+
+def test_links_between_its_pages_lead_somewhere(user: User) -> None:
+    pages = [*(user.unpack() / "share/doc/trashd").rglob("*.md")]
+    assert len(pages) > 50
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists() or "tests/" in target or "bench/" in target, (page, target)
 
 
 def test_it_has_of_the_one_list_what_a_user_can_use(user: User) -> None:
