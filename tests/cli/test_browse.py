@@ -325,9 +325,16 @@ def test_names_of_all_kinds_are_shown_plainly_and_restored_by_the_byte(volume: P
         await screen.read("1/1")
         await screen.press("enter")
         await screen.read(f"1/{len(HOSTILE)}", *SEEN)
+        remaining = sorted(HOSTILE)
         for name in taken:
-            await screen.press("home", *["down"] * sorted(HOSTILE).index(name), "r", "enter")
-            await screen.until(lambda name=name: os.path.exists(os.path.join(os.fsencode(job), name)))  # type: ignore[misc]
+            index = remaining.index(name)
+            await screen.press("home", *["down"] * index)
+            await screen.read(f"{index + 1}/{len(remaining)}")
+            await screen.press("r")
+            await screen.read("Target path")
+            await screen.press("enter")
+            remaining.remove(name)
+            await screen.read(f"/{len(remaining)}")
             await screen.finish()
 
     browse(person, volume, size=(80, 24))
