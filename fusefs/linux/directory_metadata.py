@@ -142,8 +142,11 @@ def apply_metadata(kernel: Kernel, fd: int, metadata: DirectoryMetadata) -> None
     Raises  OSError: ENOKEY if this encryption can't be set, EXDEV if the directory is already encrypted differently
     """
     present = read_metadata(kernel, fd)
-    uid, gid = -1 if metadata.uid == present.uid else metadata.uid, -1 if metadata.gid == present.gid else metadata.gid
-    steps: list[Callable[[], None]] = [partial(kernel.chown, fd, uid, gid)]
+    steps: list[Callable[[], None]] = []
+    if metadata.gid != present.gid:
+        steps.append(partial(kernel.chown, fd, -1, metadata.gid))  # apart: a user may set the group, but not the owner
+    if metadata.uid != present.uid:
+        steps.append(partial(kernel.chown, fd, metadata.uid, -1))
     if metadata.flags != present.flags:
         steps.append(partial(_set_flags, kernel, fd, metadata.flags))
     if metadata.extended is not None and metadata.extended != present.extended:

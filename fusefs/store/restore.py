@@ -32,7 +32,7 @@ from fusefs.core.errors import (
 )
 from fusefs.core.identity import Identity, IdentityMatch, compare
 from fusefs.core.names import ContainerId, Name, RelPath, join_path, split_path
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import MAX_FAILURES, Failure, Method
 from fusefs.core.results import NOT_GIVEN
 from fusefs.linux.directory_metadata import make_directory_like, read_metadata
@@ -209,6 +209,14 @@ def restore_by_id(
                 base = printable(entry.base_path())
                 hint = f"restore it with --to to a path below {base}, on its own filesystem, then move it with mv"
                 raise OtherFilesystem(to, hint) from error
+            is_for_owner = os.geteuid() == 0 != entry.uid and to is None
+            if isinstance(error, PermissionError) and is_for_owner and entry.origin and inside is None:
+                path = shell_word(entry.origin)
+                hint = (
+                    "root restores with the rights of the orphan's owner, who may not move it there; "
+                    f"instead, run: rmdir {path}; trashd restore {entry.id} --to {path}"
+                )
+                raise NotPermitted(entry.origin, hint) from error
             raise from_os(error, entry.origin or entry.id) from error
 
 

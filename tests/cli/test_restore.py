@@ -157,6 +157,17 @@ def test_root_restores_his_own_by_a_path_and_anothers_when_he_names_him(volume: 
     assert (theirs / "file").stat().st_uid == USER
 
 
+def test_root_is_told_how_to_restore_where_the_owner_may_not(volume: Path) -> None:
+    job = make_tree(volume / "job", {"file": "content"})
+    os.chown(job, USER, USER)
+    swapped(job, "--for-owner")
+    refused = trashd("restore", job, "--user", str(USER))
+    assert refused.code == 4
+    _before, command = refused.err.split("instead, run: ")
+    subprocess.run(["sh", "-c", f"PATH={Path(TRASHD).parent}:$PATH; {command}"], check=True, stdout=subprocess.DEVNULL)
+    assert (job / "file").read_text() == "content"
+
+
 def test_nobody_restores_anothers(volume: Path) -> None:
     volume.chmod(0o1777)
     job = make(volume / "job")

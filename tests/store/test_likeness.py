@@ -1,8 +1,10 @@
 """Likeness: what a fresh directory has of the old one, what it must not have, and when a swap is refused for it."""
 
 import errno
+import json
 import os
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache, partial
@@ -319,6 +321,15 @@ def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str, v
     os.rmdir(job)
     as_user(ALICE, partial(restore, volume, swapped.id))
     assert snapshot(job) == before
+
+
+def test_a_member_of_the_group_keeps_it_though_the_owner_changes(volume: Path) -> None:
+    job = make_tree(volume / "home" / "job", Dir({"results": "x"}, 0o2775, (BOB, TEAM)))
+    command = [TRASHD, "swap", "--unlike", "--json", job]
+    setpriv = ["setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", f"--groups={TEAM}"]
+    done = subprocess.run([*setpriv, *command], capture_output=True, check=True)
+    assert [one["what"] for one in json.loads(done.stdout)["unlike"]] == ["owner"]
+    assert (job.stat().st_uid, job.stat().st_gid, job.stat().st_mode & 0o7777) == (ALICE, TEAM, 0o2775)
 
 
 def test_the_command_refuses_names_the_difference_and_takes_unlike(volume: Path) -> None:
