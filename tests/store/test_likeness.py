@@ -325,9 +325,8 @@ def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str, v
 
 def test_a_member_of_the_group_keeps_it_though_the_owner_changes(volume: Path) -> None:
     job = make_tree(volume / "home" / "job", Dir({"results": "x"}, 0o2775, (BOB, TEAM)))
-    command = [TRASHD, "swap", "--unlike", "--json", job]
-    setpriv = ["setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", f"--groups={TEAM}"]
-    done = subprocess.run([*setpriv, *command], capture_output=True, check=True)
+    as_member = ["setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", f"--groups={TEAM}"]
+    done = subprocess.run([*as_member, TRASHD, "swap", "--unlike", "--json", job], capture_output=True, check=True)
     assert [one["what"] for one in json.loads(done.stdout)["unlike"]] == ["owner"]
     assert (job.stat().st_uid, job.stat().st_gid, job.stat().st_mode & 0o7777) == (ALICE, TEAM, 0o2775)
 
