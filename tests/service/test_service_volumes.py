@@ -79,6 +79,24 @@ def test_unmounted_volume_is_gone_and_served_again_when_it_is_back(base: Path) -
                 running.stop()
 
 
+def test_unmounted_volume_has_neither_its_old_free_space_nor_that_of_the_disk_below(base: Path) -> None:
+    often = SCALED._replace(space_pause_s=0.02)
+    with two_places() as (volume, place), ExitStack() as mounted:
+        orphan_in(volume)
+        st = os.statvfs(place)
+        with (place / "full").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, st.f_bavail * st.f_frsize)
+        mounted.enter_context(bind_mount(volume, place))
+        with service(base, place, timers=often) as running:
+            running.until(lambda: running.volume(place).free_bytes)
+            running.until_phase(place, VolumePhase.IDLE)
+            mounted.close()
+            gone = running.until_phase(place, VolumePhase.GONE)
+            running.stop()
+        assert (gone.is_known, gone.free_bytes, gone.total_bytes, gone.free_trend_bytes_per_s) == (False, *[None] * 3)
+        assert "low-space" not in {event["event"] for event in events_in(base)}
+
+
 def test_service_for_all_volumes_finds_one_that_is_mounted_later(base: Path) -> None:
     """With its store: one that is made where something is mounted already is found when `trashd init` says so."""
     with tmpfs_store() as volume, Fd(os.open(volume, os.O_PATH)) as fd:
