@@ -390,7 +390,10 @@ def open_own(kernel: Kernel, line_of: UserLine) -> OpenVolume:
 
 def own_space(kernel: Kernel, line_of: UserLine) -> VolumeSpace:
     """Return the current space of the filesystem that holds a user's own store. Raises  OSError"""
-    with open_base(kernel, line_of, read_mounts()) as base, kernel.open_beneath(base, line_of.line.name, READABLE) as fd:
+    with (
+        open_base(kernel, line_of, read_mounts()) as base,
+        kernel.open_beneath(base, line_of.line.name, READABLE) as fd,
+    ):
         return space_at(fd)
 
 

@@ -381,7 +381,7 @@ def _select_early(
     if needed is not None and not needed.is_met():
         large = OrphanSize(max(needed.n_inodes, 0), max(needed.n_bytes, 0))
         guessed = {uid: [one._replace(size=one.size or large) for one in orphans] for uid, orphans in trash.items()}
-        early_ids.update(choose_early_deletions(guessed, needed, policy, clock, is_exact=False))
+        early_ids.update(choose_early_deletions(guessed, needed, policy, clock, is_urgent=True))
     return early_ids, not excess.is_met()
 
 
