@@ -18,7 +18,10 @@ _WEIGHT = 0.1
 
 
 class VolumeFigures:
-    """A volume's free space and its trend, whether the reaper hurries, work done, and recent rates."""
+    """A volume's free space and its trend, whether the reaper hurries, work done, and recent rates.
+
+    why_kept  if space is low or a quota is exceeded: why no orphan is deleted early; empty if some are, or if unknown
+    """
 
     def __init__(self) -> None:
         self.hurries_since_s = 0.0
@@ -36,6 +39,7 @@ class VolumeFigures:
         """Forget the free space and its trend, because the volume is gone or is a different one now."""
         self.space: VolumeSpace | None = None
         self.hurries = self.is_over_quota = False
+        self.why_kept = ""
         self.trend_bytes_per_s: float | None = None
         self._since_s = -math.inf
 

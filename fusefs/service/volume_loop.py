@@ -223,12 +223,16 @@ class VolumeLoop:
         if not session.current():
             now_s = boot_s()
             is_looking = any(user.is_urgent(now_s) for user in self.users.values()) or not self.users
-            return (
-                (VolumePhase.LOOKING, "checking which orphans have expired") if is_looking else (VolumePhase.IDLE, "")
-            )
+            if is_looking:
+                return VolumePhase.LOOKING, "checking which orphans have expired"
+            return VolumePhase.IDLE, self._why_idle()
         if self._figures.hurries:
             return VolumePhase.HURRYING, session.why()
         return (VolumePhase.REAPING if session.tempo.is_alone else VolumePhase.YIELDING), session.why()
+
+    def _why_idle(self) -> str:
+        """Return why no orphan is deleted, if the user may expect it; otherwise an empty string."""
+        return self._served.grace.why(boot_s()) or self._figures.why_kept
 
     def renew(self, own: OwnStore) -> None:
         """Apply a registry line that the owner has changed, or a changed mount."""
@@ -559,7 +563,7 @@ class VolumeLoop:
         self._served.note_served()
         if self._held_back_s(self._policy()) > 0:
             return 0.0
-        self._set_phase(VolumePhase.IDLE, self._served.grace.why(boot_s()))
+        self._set_phase(VolumePhase.IDLE, self._why_idle())
         if self._must_find or self._must_open:
             return 0.0
         now_s = boot_s()
