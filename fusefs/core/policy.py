@@ -298,7 +298,7 @@ def choose_early_deletions(
 
     There is a level such that cutting every user down to it frees enough. No user loses more than the excess over this
     level: a user with less trash loses nothing, whatever others have pinned. Pinned and protected orphans are never
-    chosen, nor are orphans that are too young: these count as chosen, so that others do not lose orphans in their place.
+    chosen, nor are orphans that are too young: these count as chosen, so that others lose none in their place.
     is_urgent  space is low: too young orphans are not waited for, and orphans that are too small to help are not chosen
     """
     held = {uid: list(_counted(orphans)) for uid, orphans in trash.items()}
