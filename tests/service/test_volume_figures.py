@@ -245,11 +245,13 @@ def test_a_restore_waits_for_the_moment_in_which_a_size_is_noted(volume: Path) -
 
 
 def test_a_trend_begins_anew_after_the_volume_was_gone_and_right_after_a_boot() -> None:
-    figures, policy = VolumeFigures(), VolumePolicy(b"/v")
-    figures.note_space(VolumeSpace(8 * MIB, 10 * MIB, None, None), policy, 20.0)
-    assert figures.trend_bytes_per_s is None
-    figures.note_space(VolumeSpace(7 * MIB, 10 * MIB, None, None), policy, 30.0)
-    assert figures.trend_bytes_per_s == -MIB / 10
+    figures = VolumeFigures()
+
+    def trend(free_mib: int, now_s: float) -> float | None:
+        figures.note_space(VolumeSpace(free_mib * MIB, 10 * MIB, None, None), VolumePolicy(b"/v"), now_s)
+        return figures.trend_bytes_per_s
+
+    assert trend(8, 20.0) is None
+    assert trend(7, 30.0) == -MIB / 10
     figures.forget_space()
-    figures.note_space(VolumeSpace(2 * MIB, 10 * MIB, None, None), policy, 40.0)
-    assert figures.trend_bytes_per_s is None
+    assert trend(2, 40.0) is None
