@@ -51,7 +51,8 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
     for volume in named(volumes):
         if volume is not None and not os.path.lexists(volume):
             raise NotFound(volume, "name an existing directory")
-        _refuse_roots(volume, runtime)
+        if refusal := _find_refusal(volume, runtime, "to keep an orphan, use trashd keep ID"):
+            raise refusal
     for volume in named(volumes):
         write_pause(runtime, volume, pause)
         if as_json:
@@ -70,21 +71,20 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
     return 0
 
 
-def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
-    """Raise NotPermitted if root's reaper serves the volume.
+def _find_refusal(volume: bytes | None, runtime: bytes, advice: str) -> NotPermitted | None:
+    """Return an error if root's reaper serves the volume, so that the caller can neither pause nor resume it.
 
-    volume  None for all volumes: raise only if root's reaper serves one, and the caller's own is not running
+    volume  None for all volumes: an error only if root's reaper serves one, and the caller's own is not running
     """
     roots = served_by_root()
     if volume is None and (is_running(runtime) or not roots):
-        return
+        return None
     there = [] if volume is None else _stores_at(volume)
     for one in roots:
         # The ID is not secret: another user's store may have the same one, so the owner must match, too.
         if volume is None or one.root_path() == volume or (one.id, one.owner or 0) in there:
-            raise NotPermitted(
-                one.root_path(), "root's reaper serves this volume; to keep an orphan, use trashd keep ID"
-            )
+            return NotPermitted(one.root_path(), f"root's reaper serves this volume; {advice}")
+    return None
 
 
 def served_by_root() -> list[VolumeStatus]:
@@ -162,15 +162,17 @@ def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
 
     runtime = runtime_dir()
     paused = named(volumes) if volumes else list(read_pauses(runtime, 0.0))
-    codes = []
+    codes, advice = [], "only root can resume it: run trashd resume as root"
     for volume in paused:
         if not remove_pause(runtime, volume):
-            error = NotFound(f"pause of {format_volume(volume)}", "trashd status shows paused volumes")
+            not_paused = NotFound(f"pause of {format_volume(volume)}", "trashd status shows paused volumes")
+            error = _find_refusal(volume, runtime, advice) or not_paused
             codes.append(output.print_error(error, as_json=as_json))
         elif as_json:
             output.as_json(PausedVolume(volume))
         else:
             print(f"{format_volume(volume)}: resumed")
     if not paused and not is_running(runtime):
-        codes.append(output.print_error(NotRunning(), as_json=as_json))
+        error = _find_refusal(None, runtime, advice) or NotRunning()
+        codes.append(output.print_error(error, as_json=as_json))
     return output.exit_code(codes)

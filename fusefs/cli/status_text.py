@@ -49,6 +49,8 @@ def doing(volume: VolumeStatus) -> str:
 
 def backlog(volume: VolumeStatus, now_ns: int) -> str:
     """Format how many orphans there are, and how many have expired."""
+    if volume.phase is VolumePhase.GONE:
+        return "unknown"
     if not volume.is_known:
         return "unknown: the service has not read the store yet (trashd list shows the orphans)"
     parts = [counted(volume.n_orphans, "orphan"), counted(volume.n_users, "user"), f"{volume.n_due:,} expired"]

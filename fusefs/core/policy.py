@@ -292,14 +292,14 @@ def beyond_quota(trash: OrphansByUser, volume: VolumePolicy, total_bytes: int) -
 
 
 def choose_early_deletions(
-    trash: OrphansByUser, needed: SpaceNeeded, volume: VolumePolicy, clock: Clock, *, is_exact: bool = True
+    trash: OrphansByUser, needed: SpaceNeeded, volume: VolumePolicy, clock: Clock, *, is_urgent: bool = False
 ) -> list[ContainerId]:
     """Choose orphans to delete early to free the amount needed: the oldest orphans of the users with the most trash.
 
     There is a level such that cutting every user down to it frees enough. No user loses more than the excess over this
     level: a user with less trash loses nothing, whatever others have pinned. Pinned and protected orphans are never
-    chosen, nor are orphans that are too young.
-    is_exact   whether the exact amount matters; otherwise orphans that are too small to help are not chosen
+    chosen, nor are orphans that are too young: these count as chosen, so that others lose none in their place.
+    is_urgent  space is low: too young orphans are not waited for, and orphans that are too small to help are not chosen
     """
     held = {uid: list(_counted(orphans)) for uid, orphans in trash.items()}
     n_inodes = {uid: sum(size.n_inodes for _orphan, size in ones) for uid, ones in held.items()}
@@ -322,11 +322,12 @@ def choose_early_deletions(
             if surplus.is_met() or remaining.is_met():
                 break
             due_s = due_in_s(orphan, volume.rules_for(orphan.origin), clock, early=True)
-            if due_s is None or due_s > 0:
+            if due_s is None or (due_s > 0 and is_urgent):
                 continue
-            chosen.append((orphan.id, size))
+            if due_s <= 0:
+                chosen.append((orphan.id, size))
             surplus, remaining = surplus.minus(size), remaining.minus(size)
-    if not is_exact:
+    if is_urgent:
         _drop_too_small(chosen, needed)
     return [identifier for identifier, _size in chosen]
 

@@ -119,7 +119,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
                part that every user can see, and the end of the store's ID
     owner      UID of the owner if it is a user's own store that root's service serves
     why        a sentence that explains the phase, such as what the reaper waits for
-    is_known   whether the store has been read since the service started; otherwise n_users and n_orphans are 0
+    is_known   whether the store has been read since the service started, and is not GONE; otherwise counts are 0
     n_unread   new orphans that have not been read yet, e.g. outside the windows; the other counts don't include them
     n_users    users who have orphans in the store
     n_orphans  all orphans in the store, including those being reaped; n_due of them may be deleted now

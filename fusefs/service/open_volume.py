@@ -46,10 +46,11 @@ from fusefs.linux.mountinfo import (
     find_mount,
     find_place,
     find_rule_path,
+    is_inside,
     read_mounts,
     trashd_views,
 )
-from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME, SYSTEM_RUNTIME
 from fusefs.linux.untrusted_path import open_untrusted
 from fusefs.service.state_files import served_volumes
 from fusefs.store.backing_and_mount import ABSENT_ERRNOS, FILE_TO_LOCK, READABLE, BackingAndMount
@@ -388,9 +389,12 @@ def open_own(kernel: Kernel, line_of: UserLine) -> OpenVolume:
 
 
 def own_space(kernel: Kernel, line_of: UserLine) -> VolumeSpace:
-    """Return the current space of the filesystem that holds a user's own store. Raises  NoStore; OSError"""
-    with open_base(kernel, line_of, read_mounts()) as base:
-        return space_at(base)
+    """Return the current space of the filesystem that holds a user's own store. Raises  OSError"""
+    with (
+        open_base(kernel, line_of, read_mounts()) as base,
+        kernel.open_beneath(base, line_of.line.name, READABLE) as fd,
+    ):
+        return space_at(fd)
 
 
 def _type_of(mount: Mount | None) -> str:
@@ -497,10 +501,11 @@ def volume_paths(mounts: list[Mount], our_views: Iterable[MountView]) -> list[by
 
     A directory shown by a trashd mount is known by the path of that mount, even if its daemon is dead or hangs. Under
     its backing path it would be a different volume, without its rules and pauses. To serve the backing path, name it in
-    the configuration.
+    the configuration. A clone in /run/trashd may stand for a moment longer than its mount, and is never a volume.
     """
     shown = {view.backing for view in our_views}
-    return [path for path in mount_points(mounts) if find_place(path, mounts) not in shown]
+    paths = (path for path in mount_points(mounts) if not is_inside(path, MOUNTS_RUNTIME))
+    return [path for path in paths if find_place(path, mounts) not in shown]
 
 
 def registered_paths(lines: Iterable[RegistryLine], mounts: list[Mount], our_views: list[MountView]) -> list[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -69,6 +70,7 @@ _MOST_IO_ERRORS = 3
 _MOST_TRIES = 3
 _ORPHANS_MAX = 100_000
 """Maximum number of one user's orphans that count for a quota or for low space; they take some tens of megabytes."""
+_DAY_S = 86_400
 _KINDS = {
     Method.EXCHANGE: EventKind.SWAPPED,
     Method.TWO_RENAME: EventKind.SWAPPED,
@@ -321,7 +323,7 @@ class OrphanSchedule:
         limiter  limits the threads of this volume
         """
         if not self.must_measure():
-            self._figures.is_over_quota = False
+            self._figures.is_over_quota, self._figures.why_kept = False, ""
             return
         parts = [(user, part) for user in users for part in user.parts.values()]
         needed = self._figures.needed_space(self._policy) if self._figures.hurries else None
@@ -331,7 +333,7 @@ class OrphanSchedule:
         trash: dict[int, list[KnownOrphan]] = {}
         for user, part in parts:
             trash.setdefault(self._holder_of(user.uid), []).extend(part.orphans.values())
-        early_ids, self._figures.is_over_quota = await in_thread(
+        early_ids, self._figures.is_over_quota, self._figures.why_kept = await in_thread(
             limiter, partial(_select_early, trash, needed, self._policy, self._context.clock(), space)
         )
         clock, now_s = self._context.clock(), boot_s()
@@ -371,18 +373,34 @@ def _select_early(
     policy: VolumePolicy,
     clock: Clock,
     space: VolumeSpace,
-) -> tuple[set[ContainerId], bool]:
-    """Return the orphans that must expire early, and whether the trash exceeds its quota.
+) -> tuple[set[ContainerId], bool, str]:
+    """Return the orphans that must expire early, whether the trash exceeds its quota, and why no orphan must expire.
 
     needed  the space to be freed; None if space is not low, or not all orphans are measured yet
     """
     excess = beyond_quota(trash, policy, space.total_bytes)
     early_ids = set() if excess.is_met() else set(choose_early_deletions(trash, excess, policy, clock))
-    if needed is not None and not needed.is_met():
+    is_low = needed is not None and not needed.is_met()
+    if needed is not None and is_low:
         large = OrphanSize(max(needed.n_inodes, 0), max(needed.n_bytes, 0))
         guessed = {uid: [one._replace(size=one.size or large) for one in orphans] for uid, orphans in trash.items()}
-        early_ids.update(choose_early_deletions(guessed, needed, policy, clock, is_exact=False))
-    return early_ids, not excess.is_met()
+        early_ids.update(choose_early_deletions(guessed, needed, policy, clock, is_urgent=True))
+    is_over_quota, why = not excess.is_met(), ""
+    if (is_low or is_over_quota) and not early_ids:
+        why = _explain_kept("space is low" if is_low else "the quota is exceeded", trash, policy, clock)
+    return early_ids, is_over_quota, why
+
+
+def _explain_kept(problem: str, trash: dict[int, list[KnownOrphan]], policy: VolumePolicy, clock: Clock) -> str:
+    """Return a sentence for the status: why no orphan expires early; empty if the orphans would free too little."""
+    orphans = (orphan for each in trash.values() for orphan in each)
+    waits_s = [due_in_s(orphan, policy.rules_for(orphan.origin), clock, early=True) for orphan in orphans]
+    young_s = min((wait_s for wait_s in waits_s if wait_s is not None and wait_s > 0), default=None)
+    if young_s is not None:
+        at = time.strftime("%H:%M" if young_s < _DAY_S else "%Y-%m-%d %H:%M", time.localtime(time.time() + young_s))
+        return f"{problem}; no orphan is deleted early before {at}, when the next one reaches the minimum age"
+    is_all_pinned = bool(waits_s) and all(wait_s is None for wait_s in waits_s)
+    return f"{problem}, but all orphans are pinned or named by keep" if is_all_pinned else ""
 
 
 def _part_of(user: UserState, order: Order) -> FolderPart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from fusefs.core.policy import SpaceNeeded, VolumePolicy, hurries
@@ -17,16 +18,15 @@ _WEIGHT = 0.1
 
 
 class VolumeFigures:
-    """A volume's free space and its trend, whether the reaper hurries, work done, and recent rates."""
+    """A volume's free space and its trend, whether the reaper hurries, work done, and recent rates.
+
+    why_kept  if space is low or a quota is exceeded: why no orphan is deleted early; empty if some are, or if unknown
+    """
 
     def __init__(self) -> None:
-        self.space: VolumeSpace | None = None
-        self.hurries = False
         self.hurries_since_s = 0.0
-        self.is_over_quota = False
-        self.trend_bytes_per_s: float | None = None
-        self._since_s = 0.0
         self._since_bytes = 0
+        self.forget_space()
         self.n_entries = 0
         self.n_bytes = 0
         self.busy_s = 0.0
@@ -34,6 +34,14 @@ class VolumeFigures:
         self.usual_entries = _USUAL_ENTRIES
         self.faults: deque[StatusFault] = deque(maxlen=MOST_FAULTS)
         self._lately: deque[tuple[float, int, int]] = deque()
+
+    def forget_space(self) -> None:
+        """Forget the free space and its trend, because the volume is gone or is a different one now."""
+        self.space: VolumeSpace | None = None
+        self.hurries = self.is_over_quota = False
+        self.why_kept = ""
+        self.trend_bytes_per_s: float | None = None
+        self._since_s = -math.inf
 
     def note_space(self, space: VolumeSpace, policy: VolumePolicy, now_s: float) -> bool:
         """Note the current space, and return whether the reaper started or stopped hurrying."""

@@ -100,6 +100,7 @@ class VolumeLoop:
         self.users: dict[int, UserState] = {}
         self.session: WorkSession | None = None
         self._volume_id = ""
+        self._store_path = path
         self._served = ServedVolume(context.volumes, self._base_path, self.owner)
         self._filesystem = ""
         self.phase = VolumePhase.LOOKING
@@ -185,7 +186,7 @@ class VolumeLoop:
             filesystem=self._filesystem,
             phase=phase,
             why=why,
-            is_known=bool(self._volume_id),
+            is_known=bool(self._volume_id) and phase is not VolumePhase.GONE,
             n_unread=sum(len(part.unread_ids) for part in parts),
             n_users=sum(any(part.n_orphans for part in user.parts.values()) for user in users),
             n_orphans=sum(part.n_orphans for part in parts),
@@ -222,12 +223,16 @@ class VolumeLoop:
         if not session.current():
             now_s = boot_s()
             is_looking = any(user.is_urgent(now_s) for user in self.users.values()) or not self.users
-            return (
-                (VolumePhase.LOOKING, "checking which orphans have expired") if is_looking else (VolumePhase.IDLE, "")
-            )
+            if is_looking:
+                return VolumePhase.LOOKING, "checking which orphans have expired"
+            return VolumePhase.IDLE, self._why_idle()
         if self._figures.hurries:
             return VolumePhase.HURRYING, session.why()
         return (VolumePhase.REAPING if session.tempo.is_alone else VolumePhase.YIELDING), session.why()
+
+    def _why_idle(self) -> str:
+        """Return why no orphan is deleted, if the user may expect it; otherwise an empty string."""
+        return self._served.grace.why(boot_s()) or self._figures.why_kept
 
     def renew(self, own: OwnStore) -> None:
         """Apply a registry line that the owner has changed, or a changed mount."""
@@ -310,7 +315,7 @@ class VolumeLoop:
         if now_s >= self._checked_space_at_s + timers.current.space_pause_s:
             self._checked_space_at_s = now_s  # even if the check fails, so that it is not repeated at once
             with suppress(OSError, TrashdError):
-                looking, limit_s = partial(space_at, self.path), math.inf
+                looking, limit_s = partial(space_at, self._store_path), math.inf
                 if self._own is not None:
                     looking = partial(own_space, self._context.kernel, self._own.line_of)
                     limit_s = timers.current.own_store_limit_s
@@ -466,12 +471,14 @@ class VolumeLoop:
         self._must_open = False
         self._n_gone = 0
         if store.volume.id != self._volume_id:
-            # The owner could cause this log message at will.
-            if self._volume_id and (self.owner is None or self._context.allows_report(self.owner)):
-                _LOG.warning("%s is a different volume now, and is scanned again", printable(self.path))
-            self._forget()
+            if self._volume_id:
+                # The owner could cause this log message at will.
+                if self.owner is None or self._context.allows_report(self.owner):
+                    _LOG.warning("%s is a different volume now, and is scanned again", printable(self.path))
+                self._forget()
             self._volume_id = store.volume.id
             self._filesystem = opened.filesystem
+            self._store_path = store.path()  # its space is that of the volume, even if the volume was just unmounted
         self._served.recognise(self._volume_id, opened.disk, self._context.config, self.copy_changed)
         self._nodes.begin(opened)
         if is_poll:
@@ -556,7 +563,7 @@ class VolumeLoop:
         self._served.note_served()
         if self._held_back_s(self._policy()) > 0:
             return 0.0
-        self._set_phase(VolumePhase.IDLE, self._served.grace.why(boot_s()))
+        self._set_phase(VolumePhase.IDLE, self._why_idle())
         if self._must_find or self._must_open:
             return 0.0
         now_s = boot_s()
@@ -617,6 +624,7 @@ class VolumeLoop:
         self._refused = ()
         self._unread = UnreadUsers()
         self._nodes.forget()
+        self._figures.forget_space()
         for uid in list(self.users):
             del self.users[uid]
             self._leave(uid)

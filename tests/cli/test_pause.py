@@ -106,6 +106,18 @@ def test_where_roots_reaper_serves_nobody_else_pauses(
     assert not list((tmp_path / "home").rglob("pause/*"))
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_what_roots_reaper_serves_only_root_resumes(base: Path, volume: Path, tmp_path: Path, is_named: bool) -> None:
+    with service(base, volume) as running:
+        done_well("pause", volume)
+        running.until_phase(volume, VolumePhase.PAUSED)
+        done = by_alice(tmp_path, "resume", *([volume] if is_named else []))
+        assert running.volume(volume).phase is VolumePhase.PAUSED
+    assert (done.returncode, done.stdout) == (4, b"")
+    assert f"{volume}: " in done.stderr.decode()
+    assert "only root can resume it: run trashd resume as root" in done.stderr.decode()
+
+
 def test_his_own_volumes_everybody_pauses(base: Path, volume: Path, tmp_path: Path) -> None:
     with service(base, volume), tmpfs_volume() as own:
         os.chown(own, ALICE, ALICE)

@@ -236,6 +236,24 @@ def test_low_on_inodes_takes_the_oldest_before_its_time(base: Path, volume: Path
         running.until(lambda: identifier not in ids(volume))
 
 
+@pytest.mark.parametrize(
+    ("limit", "is_pinned", "why"),
+    [
+        ('free_space = { low = "90%", high = "95%" }\n', False, "space is low; no orphan is deleted early before "),
+        ('quota = { bytes = "5M" }\n', False, "the quota is exceeded; no orphan is deleted early before "),
+        ('quota = { bytes = "5M" }\n', True, "the quota is exceeded, but all orphans are pinned or named by keep"),
+    ],
+)
+def test_an_idle_volume_with_too_much_trash_says_why_none_is_deleted(
+    base: Path, volume: Path, limit: str, is_pinned: bool, why: str
+) -> None:
+    aged(volume, "young", 60, 10, SwapOptions(retention_s=None) if is_pinned else None)
+    with service(base, volume, config=QUICK + limit) as running:
+        running.until(lambda: running.volume(volume).why.startswith(why))
+        running.until_phase(volume, VolumePhase.IDLE)
+        assert f"idle: {why}" in trashd("status").out
+
+
 def test_quota_holds_for_what_comes_later_too(base: Path, volume: Path) -> None:
     with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + 'quota = { bytes = "15M" }\n') as running:
         first = aged(volume, "first", HOUR_S, 10)

@@ -19,7 +19,7 @@ from fusefs.mount.places.runtime_dir import lock_directory
 from tests.support.background_mounts import backing_of, kill_daemon, mount, our_mount, workbench
 from tests.support.make_trees import roomy_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume, unmount
-from tests.support.service_process import QUICK, SCALED, SLOW, Service, begin_large, outwait, service
+from tests.support.service_process import QUICK, SCALED, SLOW, Service, begin_large, events_in, outwait, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
 from tests.support.store_verbs import assert_silent, init, tmpfs_store, tree_of
 from tests.support.trashd_command import done_well, trashd
@@ -77,6 +77,24 @@ def test_unmounted_volume_is_gone_and_served_again_when_it_is_back(base: Path) -
             with bind_mount(volume, place):
                 running.until(lambda: identifier not in ids(volume))
                 running.stop()
+
+
+def test_unmounted_volume_has_neither_its_old_free_space_nor_that_of_the_disk_below(base: Path) -> None:
+    often = SCALED._replace(space_pause_s=0.02)
+    with two_places() as (volume, place), ExitStack() as mounted:
+        orphan_in(volume)
+        st = os.statvfs(place)
+        with (place / "full").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, st.f_bavail * st.f_frsize)
+        mounted.enter_context(bind_mount(volume, place))
+        with service(base, place, timers=often) as running:
+            running.until(lambda: running.volume(place).free_bytes)
+            running.until_phase(place, VolumePhase.IDLE)
+            mounted.close()
+            gone = running.until_phase(place, VolumePhase.GONE)
+            running.stop()
+        assert (gone.is_known, gone.free_bytes, gone.total_bytes, gone.free_trend_bytes_per_s) == (False, *[None] * 3)
+        assert "low-space" not in {event["event"] for event in events_in(base)}
 
 
 def test_service_for_all_volumes_finds_one_that_is_mounted_later(base: Path) -> None:
@@ -239,6 +257,33 @@ def test_a_store_that_a_mount_shows_elsewhere_is_one_volume_until_its_disk_is_go
                 running.until_phase(source, VolumePhase.IDLE)
             unmount(volume)
             running.until_phase(source, VolumePhase.GONE)
+
+
+@pytest.mark.needs("fuse")
+def test_the_backing_tree_that_a_dead_mount_leaves_in_run_trashd_is_not_a_volume(base: Path) -> None:
+    """After `umount` of the dead mount, and for a moment during `trashd mount --replace`, only the clone stands."""
+    with workbench() as bench:
+        source = bench / "source"
+        init(source)
+        mount(source)
+        with service(base, config=QUICK) as running:
+            running.until_phase(source, VolumePhase.IDLE)
+            kill_daemon(source)
+            clone = backing_of(source)
+            assert not unmount(source), "it was busy"
+            with tmpfs_store() as other:  # when it is served, all have been looked at
+                orphan_in(other, "due", EXPIRED)
+                running.until(lambda: not ids(other))
+            assert (clone / ".trashd").exists()
+            assert not running.knows(clone)
+            mount("--replace", source)
+            running.until_phase(source, VolumePhase.IDLE)
+            (source / "old").mkdir()
+            (source / "old").rename(source / ".trashd/drop/old")
+            running.until(lambda: any(event["event"] == "removed" for event in events_in(base)))
+            running.stop()
+        reported = [event["volume"] for event in events_in(base) if event["event"] == "removed"]
+        assert reported == [str(source)]
 
 
 def test_volume_of_another_reaper_is_left_to_it_and_taken_over_when_it_lets_go(base: Path, volume: Path) -> None:

@@ -15,15 +15,18 @@ from hypothesis import strategies as st
 from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
 from fusefs.core.pacing import HOLD, UNLIMITED, Speed
+from fusefs.core.policy import VolumePolicy
 from fusefs.core.service_status import HeldByUser, Status, VolumePhase, VolumeStatus
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service import timers
 from fusefs.service.forker import Child, _WhenIdle
 from fusefs.service.messages import Measure
+from fusefs.service.open_volume import VolumeSpace
 from fusefs.service.state_files import HeldFiles, read_held, read_status, write_status
 from fusefs.service.timers import ServiceTimers
 from fusefs.service.user_state import _MOST_MEASURED, FolderPart, SizeSums
+from fusefs.service.volume_figures import VolumeFigures
 from fusefs.store.container import HeldContainer, hold
 from tests.support.hostile_volume import ALICE, MALLORY, Shared
 from tests.support.make_trees import make_tree
@@ -239,3 +242,16 @@ def test_a_restore_waits_for_the_moment_in_which_a_size_is_noted(volume: Path) -
         threading.Timer(0.1, held.owned.close).start()
         restore(volume, swapped.id, Kernel())
     assert os.listdir(volume / "job") != []
+
+
+def test_a_trend_begins_anew_after_the_volume_was_gone_and_right_after_a_boot() -> None:
+    figures = VolumeFigures()
+
+    def trend(free_mib: int, now_s: float) -> float | None:
+        figures.note_space(VolumeSpace(free_mib * MIB, 10 * MIB, None, None), VolumePolicy(b"/v"), now_s)
+        return figures.trend_bytes_per_s
+
+    assert trend(8, 20.0) is None
+    assert trend(7, 30.0) == -MIB / 10
+    figures.forget_space()
+    assert trend(2, 40.0) is None

@@ -309,6 +309,15 @@ def test_what_one_user_pinned_takes_nothing_from_others() -> None:
     assert going(pinned, VolumePolicy(b"/v", quota=Quota(bytes=300)), little) == [little[0].id]
 
 
+def test_a_quota_waits_for_young_orphans_of_whoever_holds_most_and_low_space_does_not() -> None:
+    young, old, volume = [sized(0, 60, 80)], [sized(1, 9000, 60)], VolumePolicy(b"/v", quota=Quota(bytes=100))
+    assert going(young, volume, old) == []
+    assert going([sized(0, 600, 80)], volume, old) == [young[0].id]
+    assert choose_early_deletions({1: young, 2: old}, SpaceNeeded(n_bytes=40), volume, CLOCK, is_urgent=True) == [
+        old[0].id
+    ]
+
+
 @given(holders, st.integers(0, 600))
 def test_whoever_holds_no_more_than_an_equal_share_loses_nothing(
     held: dict[int, list[KnownOrphan]], n_bytes: int
@@ -323,8 +332,8 @@ def test_whoever_holds_no_more_than_an_equal_share_loses_nothing(
 def test_where_space_is_low_nothing_goes_that_could_not_help() -> None:
     small, large = [sized(n, 2000, 1) for n in range(5)], [sized(9, 1000, 600)]
     wanted, volume = SpaceNeeded(n_bytes=1000), VolumePolicy(b"/v")
-    assert choose_early_deletions({1: small}, wanted, volume, CLOCK, is_exact=False) == []
-    assert choose_early_deletions({1: small, 2: large}, wanted, volume, CLOCK, is_exact=False) == [large[0].id]
+    assert choose_early_deletions({1: small}, wanted, volume, CLOCK, is_urgent=True) == []
+    assert choose_early_deletions({1: small, 2: large}, wanted, volume, CLOCK, is_urgent=True) == [large[0].id]
     assert len(choose_early_deletions({1: small, 2: large}, wanted, volume, CLOCK)) == 6
 
 
