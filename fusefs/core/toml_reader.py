@@ -337,7 +337,9 @@ def read_document(source: Source, problems: list[ConfigProblem], manual: str = "
     except BadConfig as error:
         problems += error.problems
     except RecursionError:
-        problems += _file_problem(name, "arrays or tables are nested too deeply", "nest them less deeply").problems
+        problems += _file_problem(
+            name, "keys, arrays or tables are nested too deeply", "nest them less deeply"
+        ).problems
     except ValueError as error:
         position = re.search(r"\(at line (\d+), column \d+\)$", str(error))
         fix = _advise(lines[int(position[1]) - 1].strip()) if position else ""

@@ -21,7 +21,7 @@ from fusefs.linux import syscalls
 from fusefs.linux.credentials import ThreadCredentials, call_as
 from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.getdents import Dirents
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import BTRFS_MAGIC, XFS_MAGIC, Kernel
 from fusefs.linux.syscalls import NO_EXCHANGE, NO_TMPFILE
 
 _NO_LINK = NO_TMPFILE | {errno.ENOENT, errno.EPERM, errno.EXDEV, errno.EMLINK}
@@ -206,7 +206,7 @@ _FS_CASEFOLD_FL = 0x40000000
 _XFS_IOC_FSGEOMETRY_V1 = 0x80705864
 _XFS_GEOMETRY = struct.Struct("=92xI16x")
 """struct xfs_fsop_geom_v1; only its flags are read."""
-_XFS_FSOP_GEOM_FLAGS_DIRV2CI = 1 << 12
+_XFS_FSOP_GEOM_FLAGS_DIRV2CI, _XFS_FSOP_GEOM_FLAGS_PARENT = 1 << 12, 1 << 25
 _N_TRIED = 256
 
 
@@ -276,6 +276,25 @@ def _ioctl_flags(fd: Fd, request: int, answer: struct.Struct) -> int:
     syscalls.ioctl(fd, request, buffer)
     flags: int = answer.unpack(buffer)[0]
     return flags
+
+
+def refuses_renames_when_full(kernel: Kernel, fd: Fd) -> bool:
+    """Return whether a filesystem refuses even renames when it is full, until something is unlinked.
+
+    btrfs does. So does XFS with parent pointers, which mkfs.xfs makes by default since 2026; other XFS renames then
+    without a reservation of blocks.
+
+    fd      opened for reading
+    Source  xfs_rename() in Linux 6.18
+    """
+    kind = kernel.filesystem(fd)
+    if kind != XFS_MAGIC:
+        return kind == BTRFS_MAGIC
+    buffer = bytearray(_XFS_GEOMETRY.size)
+    with suppress(OSError):  # then renames are tried without spare files
+        kernel.ioctl(fd, _XFS_IOC_FSGEOMETRY_V1, buffer)
+    (flags,) = _XFS_GEOMETRY.unpack(buffer)
+    return bool(flags & _XFS_FSOP_GEOM_FLAGS_PARENT)
 
 
 def _finds_another_spelling(fd: Fd) -> bool | None:

@@ -2,8 +2,9 @@
 
 There are also spare files, which are deleted if even a rename needs space. btrfs reserves metadata for every rename,
 exchange and write, even into preallocated blocks, and refuses all of these at a subvolume's limit; only unlink always
-works. So the ready container is of no use there when it is needed, but deleting a file helps. One spare file is for
-swap and restore, the other for the reaper, which must be able to claim an orphan after a swap has used the first.
+works. XFS with parent pointers reserves blocks for every rename. So the ready container is of no use there when it is
+needed, but deleting a file helps. One spare file is for swap and restore, the other for the reaper, which must be able
+to claim an orphan after a swap has used the first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId, Name
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.fd import Fd
+from fusefs.linux.filesystem_probes import refuses_renames_when_full
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
 from fusefs.store.backing_and_mount import FILE_TO_LOCK, NO_SPACE_ERRNOS, suppress_errno
 from fusefs.store.layout import RECORD, REPLACEMENT, RESERVE, TREE, UserFolder
@@ -154,7 +156,7 @@ SPARE_FOR_USER = Name(b"ballast-user")
 SPARE_FOR_REAPER = Name(b"ballast-reaper")
 _SPARE_FILES = (SPARE_FOR_USER, SPARE_FOR_REAPER)
 _SIZE_BYTES = 2 << 20
-"""Twice what was measured to be enough for a swap (Linux 6.18, 16 KiB nodes)."""
+"""Twice what was measured to be enough for a swap on btrfs (Linux 6.18, 16 KiB nodes)."""
 
 
 def ensure_spare_space(folder: UserFolder) -> None:
@@ -164,7 +166,7 @@ def ensure_spare_space(folder: UserFolder) -> None:
     """
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
-        if kernel.filesystem(reserve) != BTRFS_MAGIC:
+        if not refuses_renames_when_full(kernel, reserve):
             return
         for name in set(_SPARE_FILES) - set(kernel.list(reserve)):
             with suppress(FileExistsError), kernel.create(reserve, name) as fd:
@@ -179,7 +181,7 @@ def has_spare_space(folder: UserFolder) -> bool:
     """Return whether all spare files exist, or none are needed."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
-        return kernel.filesystem(reserve) != BTRFS_MAGIC or set(kernel.list(reserve)).issuperset(_SPARE_FILES)
+        return not refuses_renames_when_full(kernel, reserve) or set(kernel.list(reserve)).issuperset(_SPARE_FILES)
 
 
 def call_with_room(folder: UserFolder, spare: Name, call: Callable[[], T]) -> T:

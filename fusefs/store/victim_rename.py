@@ -33,6 +33,7 @@ from fusefs.store.backing_and_mount import (
 )
 from fusefs.store.container import GONE_ERRNOS, HeldContainer, has_lost_record
 from fusefs.store.layout import ANNOUNCED_PREFIX, REPLACEMENT, TREE, UserFolder, Volume
+from fusefs.store.reserve import SPARE_FOR_USER, call_with_room
 from fusefs.store.transfer_directory import late_name, transfer_directory
 
 
@@ -232,22 +233,25 @@ class DirectRename:
             inside, parent = self._choose_fds(owned, folder, state, container, fd)
             if folder.store.is_shared():
                 return self._transfer_rename(folder, inside, parent).make(move)
-            match move:
-                case VisibleMove.EXCHANGE:
-                    self._kernel.exchange(inside, TREE, parent, self._name)
-                case VisibleMove.ASIDE:
-                    self._kernel.rename(parent, self._name, inside, TREE)
-                case VisibleMove.ASIDE_REPLACEMENT:
-                    self._kernel.rename(parent, self._name, inside, REPLACEMENT)
-                case VisibleMove.PLACE:
-                    self._kernel.rename_free(inside, REPLACEMENT, parent, self._name)
-                case VisibleMove.BACK:
-                    self._kernel.rename_free(inside, TREE, parent, self._name)
-                case VisibleMove.REPLACE:
-                    raise AssertionError(
-                        "unreachable: REPLACE is used only on shared filesystems; on others, callers make two moves"
-                    )
+            call_with_room(folder, SPARE_FOR_USER, partial(self._rename, move, inside, parent))
         return 0
+
+    def _rename(self, move: VisibleMove, inside: int, parent: int) -> None:
+        match move:
+            case VisibleMove.EXCHANGE:
+                self._kernel.exchange(inside, TREE, parent, self._name)
+            case VisibleMove.ASIDE:
+                self._kernel.rename(parent, self._name, inside, TREE)
+            case VisibleMove.ASIDE_REPLACEMENT:
+                self._kernel.rename(parent, self._name, inside, REPLACEMENT)
+            case VisibleMove.PLACE:
+                self._kernel.rename_free(inside, REPLACEMENT, parent, self._name)
+            case VisibleMove.BACK:
+                self._kernel.rename_free(inside, TREE, parent, self._name)
+            case VisibleMove.REPLACE:
+                raise AssertionError(
+                    "unreachable: REPLACE is used only on shared filesystems; on others, callers make two moves"
+                )
 
     def move_into_container(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
         """Rename the entry at the name to a free name in an open container."""

@@ -35,7 +35,7 @@ from tests.support.mount_namespaces import ROOTS, see_own_mounts_only
 from tests.support.other_users import as_user
 from tests.support.plain_twin import Exchange, Twins, contents, could_delete
 from tests.support.real_filesystems import ON_DISK, full, loop_volume, mount_of, tmpfs_volume
-from tests.support.shared_memory_children import code_of_child
+from tests.support.shared_memory_children import call_in_child, code_of_child
 from tests.support.store_verbs import DyingAt
 
 REPO = Path(__file__).parents[2]
@@ -289,6 +289,26 @@ def test_a_child_that_ends_makes_no_further_call_whatever_it_would_tidy_up(
 
     assert code_of_child(act) == DyingAt.EXIT_CODE
     assert os.listdir(tmp_path) == ["first"]
+
+
+def test_a_child_itself_closes_a_generator_that_it_abandons() -> None:
+    """Its fds are numbers of other files in the parent, where Python 3.14 closed it."""
+    closed_by = []
+
+    def hold() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            closed_by.append(os.getpid())
+
+    def abandon() -> int:
+        next(hold())
+        return os.getpid()
+
+    def act() -> list[int]:
+        return [abandon(), call_in_child(abandon, "an inner child"), abandon()]
+
+    assert call_in_child(act, "a child") == closed_by
 
 
 def test_what_a_child_changes_in_the_environment_is_not_this_process_s(monkeypatch: pytest.MonkeyPatch) -> None:

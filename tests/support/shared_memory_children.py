@@ -20,9 +20,13 @@ R = TypeVar("R")
 _CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
 _STACK_BYTES = 16 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
+_thread_state = ctypes.pythonapi.PyThreadState_Get
+_thread_state.restype = ctypes.c_void_p
 _Main = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _stacks: list[mmap.mmap] = []
 """Those that no child has."""
+_thread = threading.local()
+"""stack: the address of the child's stack on which this thread runs at the moment."""
 _children: dict[int, int] = {}
 """The threads for which those that live were made, by their pids."""
 
@@ -39,7 +43,7 @@ def call_in_child(body: Callable[[], R], name: str) -> R:
 
     Args:
         name: the child's, in the note.
-    Source: clone(2); Python to 3.13 does not ask where its stack is
+    Source: clone(2)
     """
     outcome: list[tuple[bool, object]] = []
     timer = signal.getitimer(signal.ITIMER_REAL)  # of pytest-timeout; no child inherits it
@@ -48,6 +52,7 @@ def call_in_child(body: Callable[[], R], name: str) -> R:
     def main(_argument: object) -> int:
         pid = os.getpid()
         _children[pid] = threading.get_ident()
+        _declare_stack(begin)
         try:
             signal.setitimer(signal.ITIMER_REAL, *timer)
             outcome.append((True, body()))
@@ -59,17 +64,20 @@ def call_in_child(body: Callable[[], R], name: str) -> R:
         return 0
 
     stack = _stacks.pop() if _stacks else mmap.mmap(-1, _STACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    end = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + _STACK_BYTES
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(stack))
+    callers: int | None = getattr(_thread, "stack", None)
     # What either of us throws away it closes itself: a number is another file's in the other one.
     _collect()
     is_enabled = gc.isenabled()
     gc.disable()
     try:
-        pid = _libc.clone(_Main(main), ctypes.c_void_p(end), _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD, None)
+        end = ctypes.c_void_p(begin + _STACK_BYTES)
+        pid = _libc.clone(_Main(main), end, _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD, None)
         if pid < 0:
             raise OSError(ctypes.get_errno(), "clone")
         os.waitpid(pid, 0)
     finally:
+        _declare_stack(callers)
         _stacks.append(stack)
         if is_enabled:
             gc.enable()
@@ -81,6 +89,27 @@ def call_in_child(body: Callable[[], R], name: str) -> R:
         raise value
     result: R = value  # type: ignore[assignment]
     return result
+
+
+def _declare_stack(begin: int | None) -> None:
+    """Declare to Python which stack this thread runs on: a child's, by its address, or its own.
+
+    Python 3.14 compares the stack pointer with the limits of the thread's own stack. On another stack, which looks like
+    an overflow, it puts off the deallocation of objects, such as a generator that holds an fd, until the thread is back
+    on its own: then this process, not the child, would close the number.
+
+    Source: _Py_Dealloc() and PyUnstable_ThreadState_SetStackProtection() in Python 3.14's ceval.c and object.c
+    """
+    _thread.stack = begin
+    python = ctypes.pythonapi
+    if not hasattr(python, "PyUnstable_ThreadState_SetStackProtection"):
+        return  # before 3.14
+    thread = ctypes.c_void_p(_thread_state())
+    if begin is None:
+        python.PyUnstable_ThreadState_ResetStackProtection(thread)
+    else:
+        stack = ctypes.c_void_p(begin), ctypes.c_size_t(_STACK_BYTES)
+        python.PyUnstable_ThreadState_SetStackProtection(thread, *stack)
 
 
 def _collect() -> None:

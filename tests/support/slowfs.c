@@ -27,6 +27,7 @@ static void slow_init(void *data, struct fuse_conn_info *connection)
 {
     (void)data;
     connection->want &= ~FUSE_CAP_HANDLE_KILLPRIV; /* our writes, being root's, would leave suid bits */
+    connection->want |= connection->capable & FUSE_CAP_PARALLEL_DIROPS; /* not by default since libfuse 3.17 */
 }
 
 static void slow_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -217,7 +218,8 @@ static void map_control(const char *path)
     OPERATIONS(NAME)
 }
 
-/* libfuse 3.14 says that it wants lookups in parallel, and does not tell the kernel: its first answer does here. */
+#if FUSE_VERSION < FUSE_MAKE_VERSION(3, 17)
+/* libfuse before 3.17 does not pass FUSE_CAP_PARALLEL_DIROPS to the kernel, so the reply to INIT gets the flag here. */
 static ssize_t answer(int fd, struct iovec *parts, int n_parts, void *data)
 {
     static atomic_flag is_told = ATOMIC_FLAG_INIT;
@@ -232,6 +234,18 @@ static ssize_t receive(int fd, void *buffer, size_t size, void *data)
     (void)data;
     return read(fd, buffer, size);
 }
+
+static void pass_parallel_dirops(void)
+{
+    const struct fuse_custom_io io = {.writev = answer, .read = receive};
+    if (fuse_session_custom_io(session, &io, fuse_session_fd(session)))
+        errx(1, "libfuse accepts no custom functions for reading and writing");
+}
+#else
+static void pass_parallel_dirops(void)
+{
+}
+#endif
 
 static void have_fds(void)
 {
@@ -262,9 +276,7 @@ int main(int argc, char **argv)
     session = fuse_session_new(&args, &handlers, sizeof handlers, NULL);
     if (!session || fuse_set_signal_handlers(session) || fuse_session_mount(session, argv[2]))
         errx(1, "not mounted");
-    const struct fuse_custom_io io = {.writev = answer, .read = receive};
-    if (fuse_session_custom_io(session, &io, fuse_session_fd(session)))
-        errx(1, "libfuse leaves the answers to nobody else");
+    pass_parallel_dirops();
     struct fuse_loop_config *config = fuse_loop_cfg_create();
     fuse_loop_cfg_set_max_threads(config, n_threads);
     fuse_loop_cfg_set_idle_threads(config, n_threads);

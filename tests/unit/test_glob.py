@@ -203,7 +203,16 @@ def test_glob(pattern: str, name: str, is_match: bool) -> None:
 
 @pytest.mark.parametrize("name", ASCII)
 def test_class_has_the_characters_of_the_c_library(name: str) -> None:
-    ranges = (1, 0x1C5), (0x1F3, 0x300), (0x370, 0x3E2), (0x400, 0x480), (0x2000, 0x2060), (0x5B57, 0x5B58)
+    # U+0295 is left out: Unicode 17 took its case away, and Python and the C library have each their own Unicode.
+    ranges = (
+        (1, 0x1C5),
+        (0x1F3, 0x295),
+        (0x296, 0x300),
+        (0x370, 0x3E2),
+        (0x400, 0x480),
+        (0x2000, 0x2060),
+        (0x5B57, 0x5B58),
+    )
     among = map(chr, chain.from_iterable(starmap(range, ranges)))  # but for ligatures of which half is upper case
     pattern = f"[[:{name}:]]"
     says = compile_glob(pattern)
