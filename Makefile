@@ -6,7 +6,7 @@ NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 SANITIZERS = address,undefined
 SANITIZED = cores=$$(mktemp -d) && trap 'rm -rf "$$cores"' EXIT && chmod 755 "$$cores" && $(PYTHON) hatch_build.py --sanitize $(SANITIZERS) --to "$$cores" && TRASHD_TEST_SANITIZED=$$cores/fusefs/mount/native
 
-.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release uring man site install-system packages deb deb-bundled rpm tarball suites old-kernel catch-rate soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize fuzz clean
+.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release uring man site install-system packages pythons deb deb-bundled rpm tarball suites old-kernel catch-rate soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize fuzz clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -52,6 +52,8 @@ dist: setup; $(PYTHON) -m build
 release: setup; @.ci/release
 # Each package, built and tried: 20 minutes on two cores, and more the first time, when it builds roots and 0.3.0.
 packages: setup; @.ci/packages all
+# On the Pythons of other releases, in bare roots: an hour and a half.
+pythons: ; @.ci/pythons
 deb: ; @.ci/packages build trixie
 deb-bundled: ; @.ci/packages build bookworm
 # Users without root build it too. It is tested where root has run `make setup`.

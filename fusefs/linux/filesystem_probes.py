@@ -21,7 +21,7 @@ from fusefs.linux import syscalls
 from fusefs.linux.credentials import ThreadCredentials, call_as
 from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.getdents import Dirents
-from fusefs.linux.kernel import BTRFS_MAGIC, XFS_MAGIC, Kernel
+from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_EXCHANGE, NO_TMPFILE
 
 _NO_LINK = NO_TMPFILE | {errno.ENOENT, errno.EPERM, errno.EXDEV, errno.EMLINK}
@@ -278,18 +278,9 @@ def _ioctl_flags(fd: Fd, request: int, answer: struct.Struct) -> int:
     return flags
 
 
-def refuses_renames_when_full(kernel: Kernel, fd: Fd) -> bool:
-    """Return whether a filesystem refuses even renames when it is full, until something is unlinked.
-
-    btrfs does. So does XFS with parent pointers, which mkfs.xfs makes by default since 2026; other XFS renames then
-    without a reservation of blocks.
-
-    fd      opened for reading
-    Source  xfs_rename() in Linux 6.18
-    """
-    kind = kernel.filesystem(fd)
-    if kind != XFS_MAGIC:
-        return kind == BTRFS_MAGIC
+def has_parent_pointers(kernel: Kernel, fd: Fd) -> bool:
+    """Return whether an XFS filesystem has parent pointers, as mkfs.xfs makes them by default since 2026. fd: opened
+    for reading"""
     buffer = bytearray(_XFS_GEOMETRY.size)
     with suppress(OSError):  # then renames are tried without spare files
         kernel.ioctl(fd, _XFS_IOC_FSGEOMETRY_V1, buffer)

@@ -18,8 +18,7 @@ from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId, Name
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.fd import Fd
-from fusefs.linux.filesystem_probes import refuses_renames_when_full
-from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
+from fusefs.linux.kernel import BTRFS_MAGIC, XFS_MAGIC, Kernel
 from fusefs.store.backing_and_mount import FILE_TO_LOCK, NO_SPACE_ERRNOS, suppress_errno
 from fusefs.store.layout import RECORD, REPLACEMENT, RESERVE, TREE, UserFolder
 
@@ -166,7 +165,7 @@ def ensure_spare_space(folder: UserFolder) -> None:
     """
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
-        if not refuses_renames_when_full(kernel, reserve):
+        if not _needs_spare_space(kernel, reserve):
             return
         for name in set(_SPARE_FILES) - set(kernel.list(reserve)):
             with suppress(FileExistsError), kernel.create(reserve, name) as fd:
@@ -181,7 +180,20 @@ def has_spare_space(folder: UserFolder) -> bool:
     """Return whether all spare files exist, or none are needed."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
-        return not refuses_renames_when_full(kernel, reserve) or set(kernel.list(reserve)).issuperset(_SPARE_FILES)
+        return not _needs_spare_space(kernel, reserve) or set(kernel.list(reserve)).issuperset(_SPARE_FILES)
+
+
+def _needs_spare_space(kernel: Kernel, fd: Fd) -> bool:
+    """Return whether even a rename needs free space on this filesystem. fd: opened for reading
+
+    Source  xfs_rename() in Linux 6.18
+    """
+    kind = kernel.filesystem(fd)
+    if kind != XFS_MAGIC:
+        return kind == BTRFS_MAGIC
+    from fusefs.linux.filesystem_probes import has_parent_pointers  # late: only XFS
+
+    return has_parent_pointers(kernel, fd)
 
 
 def call_with_room(folder: UserFolder, spare: Name, call: Callable[[], T]) -> T:

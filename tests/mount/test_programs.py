@@ -45,7 +45,7 @@ SMALL = [f"--{name}-bytes=64m" for name in ("hdd", "fallocate", "sync-file")]
 @pytest.fixture(scope="module")
 def volume() -> Iterator[Path]:
     """An ext4 with a mount of ours over its directory `source`, at `source-mounted`."""
-    with loop_volume("ext4", 1024) as path, trashd_mount(path / "source", limit_s=SHARED_LIMIT_S):
+    with loop_volume("ext4", 4096) as path, trashd_mount(path / "source", limit_s=SHARED_LIMIT_S):
         yield path
 
 
