@@ -50,7 +50,7 @@ recipes-packages: setup; @.ci/recipes-packages
 recipes: recipes-packages; @TRASHD_TEST_DEMANDED=recipes .ci/pytest -o faulthandler_timeout=0 tests/recipes $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 dist: setup; $(PYTHON) -m build
 release: setup; @.ci/release
-# Each package, built and tried: 20 minutes on two cores, and more the first time, when it builds roots and 0.3.0.
+# Each package, built and tried, those of Debian on their own kernels too: 30 minutes on two cores, and more the first time, when it builds roots and 0.3.0.
 packages: setup; @.ci/packages all
 # On the Pythons of other releases, in bare roots: an hour and a half.
 pythons: ; @.ci/pythons

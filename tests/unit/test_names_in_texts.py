@@ -31,8 +31,8 @@ SEE = re.compile(r"[Ss]ee (?P<see>[A-Z]\w*[a-z]\w*|[a-z]+(?:_[a-z]+)+)(?![\w/-]|
 """A class or function that has more to say; of docstrings and comments."""
 PACKAGES = ("fusefs", "fusefs/mount", "tests", ".")
 """Where a package can be that is named without what is above it."""
-PROGRAMS = {"mount.fuse3", "mount.lustre", "systemd.io"}
-"""And a host."""
+PROGRAMS = {"mount.fuse3", "mount.lustre", "systemd.io", "systemd.condition", "systemd.run"}
+"""And a host, and options of the kernel's command line."""
 SUFFIXES = {"c", "h", "json", "jsonl", "lock", "md", "py", "service", "socket", "svg", "target", "timer", "toml", "yml"}
 
 
