@@ -119,6 +119,7 @@ def test_what_a_store_holds_outlasts_any_call_that_fails(volume: Path, name: str
     )
 
 
+@pytest.mark.timeout(900 if runs_every_case() else 120)
 @pytest.mark.parametrize("name", SCENES)
 def test_two_at_once_make_one_store_of_it(volume: Path, name: str) -> None:
     """The second one comes to its end while the first one has stopped before a call."""

@@ -98,6 +98,8 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
     if verb.gives is not None:
         twins.give(verb.asker, verb.gives, 1, is_swap="swap" in verb.words)
     elif verb.back is not None and ended.code == 0:
+        # What is there by now becomes an orphan of the asker, as by a swap.
+        twins.may_go |= twins.deletable(verb.asker, verb.back)
         twins.take_back(verb.asker, 0, verb.back)
         twins.keep_from_now(verb.back)
     twins.act(twins.plain, again)
