@@ -279,8 +279,10 @@ def _ioctl_flags(fd: Fd, request: int, answer: struct.Struct) -> int:
 
 
 def has_parent_pointers(kernel: Kernel, fd: Fd) -> bool:
-    """Return whether an XFS filesystem has parent pointers, as mkfs.xfs makes them by default since 2026. fd: opened
-    for reading"""
+    """Return whether an XFS filesystem has parent pointers. mkfs.xfs makes them by default since 2026.
+
+    fd      opened for reading
+    """
     buffer = bytearray(_XFS_GEOMETRY.size)
     with suppress(OSError):  # then renames are tried without spare files
         kernel.ioctl(fd, _XFS_IOC_FSGEOMETRY_V1, buffer)

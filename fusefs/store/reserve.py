@@ -186,7 +186,7 @@ def has_spare_space(folder: UserFolder) -> bool:
 def _needs_spare_space(kernel: Kernel, fd: Fd) -> bool:
     """Return whether even a rename needs free space on this filesystem. fd: opened for reading
 
-    Source  xfs_rename() in Linux 6.18
+    Source  xfs_rename in Linux 6.18
     """
     kind = kernel.filesystem(fd)
     if kind != XFS_MAGIC:

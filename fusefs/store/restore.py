@@ -209,8 +209,8 @@ def restore_by_id(
                 base = printable(entry.base_path())
                 hint = f"restore it with --to to a path below {base}, on its own filesystem, then move it with mv"
                 raise OtherFilesystem(to, hint) from error
-            is_for_owner = os.geteuid() == 0 != entry.uid and to is None
-            if isinstance(error, PermissionError) and is_for_owner and entry.origin and inside is None:
+            acts_as_owner = os.geteuid() == 0 and entry.uid != 0 and to is None
+            if isinstance(error, PermissionError) and acts_as_owner and entry.origin and inside is None:
                 path = shell_word(entry.origin)
                 hint = (
                     "root restores with the rights of the orphan's owner, who may not move it there; "

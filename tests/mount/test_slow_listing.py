@@ -520,7 +520,7 @@ def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str) -> None:
     with slow_mount(SLOW, make=make, n=N_FEW, xattrs=xattrs) as one:
         for _ in range(2):
             before = one.count_requests()
-            told = run(COMMANDS[command], one.top)
+            printed = run(COMMANDS[command], one.top)
             asked = one.count_requests_since(before)
             n_asked = asked.get("getxattr", 0) + asked.get("listxattr", 0)
             if xattrs is Xattrs.FILES:
@@ -528,7 +528,7 @@ def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str) -> None:
             else:
                 assert n_asked <= 16
             one.forget_all()
-        assert told.count(b"\n") >= N_FEW or command in ("getxattrs", "getfattr")
+        assert printed.count(b"\n") >= N_FEW or command in ("getxattrs", "getfattr")
 
 
 def all_xattrs(path: Path) -> dict[str, bytes | int]:

@@ -187,7 +187,7 @@ def test_volume_whose_mount_lost_its_daemon_is_not_served_by_another_name(base: 
             running.until(lambda: running.volume(shown).n_orphans == 1)
             kill_daemon(shown)
             running.until_phase(shown, VolumePhase.GONE)
-            with tmpfs_store() as other:  # when it is served, all have been looked at
+            with tmpfs_store() as other:  # once it is served, the service has seen all others
                 orphan_in(other, "due", EXPIRED)
                 running.until(lambda: not ids(other))
             assert identifier in ids(backing_of(shown))
@@ -214,7 +214,7 @@ def test_volume_whose_mount_is_being_replaced_is_not_served_by_another_name(base
             running.until_phase(shown, VolumePhase.GONE)
             with lock_directory(os.fsencode(shown)):
                 assert not unmount(shown), "it was busy"
-                with tmpfs_store() as other:  # when it is served, all have been looked at
+                with tmpfs_store() as other:  # once it is served, the service has seen all others
                     orphan_in(other, "due", EXPIRED)
                     running.until(lambda: not ids(other))
                 assert identifier in ids(source)
@@ -271,7 +271,7 @@ def test_the_backing_tree_that_a_dead_mount_leaves_in_run_trashd_is_not_a_volume
             kill_daemon(source)
             clone = backing_of(source)
             assert not unmount(source), "it was busy"
-            with tmpfs_store() as other:  # when it is served, all have been looked at
+            with tmpfs_store() as other:  # once it is served, the service has seen all others
                 orphan_in(other, "due", EXPIRED)
                 running.until(lambda: not ids(other))
             assert (clone / ".trashd").exists()
