@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.support.background_processes import LIMIT_S, clients, ends, in_time, 
 from tests.support.busy_clients import work
 from tests.support.foreground_mount import Mounted, links, trashd_mount, until
 from tests.support.fsfreeze import frozen
-from tests.support.open_files import waits_in_the_kernel, write_lease
+from tests.support.open_files import opened, waits_in_the_kernel, write_lease
 from tests.support.proc_stat import status_of, stop
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.trashd_command import TRASHD, done_well
@@ -57,7 +57,7 @@ def n_threads() -> int:
 
 def test_rings_that_are_not_used_leave_no_thread_and_no_file(device: Fd) -> None:
     before = n_rings()
-    rings = RingThreads(device, fail, 1000)
+    rings = RingThreads(device, b"/", fail, 1000)
     rings.prepare()
     assert n_threads() == N_RING_THREADS * len(os.sched_getaffinity(0))
     rings.give_up()
@@ -68,7 +68,7 @@ def test_rings_that_are_not_used_leave_no_thread_and_no_file(device: Fd) -> None
 
 
 def test_rings_that_need_more_open_files_than_there_are_leave_no_thread(device: Fd) -> None:
-    rings = RingThreads(device, fail, 4)
+    rings = RingThreads(device, b"/", fail, 4)
     with pytest.raises(OSError, match="open files") as refused:
         rings.prepare()
     assert refused.value.errno == errno.EMFILE
@@ -77,7 +77,7 @@ def test_rings_that_need_more_open_files_than_there_are_leave_no_thread(device: 
 
 def test_a_kernel_that_refuses_entries_is_an_error(device: Fd) -> None:
     """Nothing is mounted by this fd."""
-    rings = RingThreads(device, fail, 1000)
+    rings = RingThreads(device, b"/", fail, 1000)
     rings.prepare()
     with pytest.raises(OSError, match="not permitted"):
         rings.serve(cast(Core, object()))
@@ -201,6 +201,23 @@ def test_a_stat_on_a_core_is_answered_where_a_thousand_wait_for_a_lease(place: P
         assert {ends(pid) for pid in pids} == {0}
 
 
+def test_requests_that_wait_for_an_entry_are_served_although_no_other_one_ends(place: Place) -> None:
+    """More requests come before the daemon runs than there are entries at first, and each waits for the lease."""
+    with write_lease(place.behind / "leased") as give_up, opened(place.leased, os.O_PATH) as leased:
+        stop(place.mounted.pid)
+        try:
+            with a_thousand(place, lambda: os.close(os.open(f"/proc/self/fd/{leased}", os.O_RDONLY))) as pids:
+                with clients([partial(on_one_core, partial(looks_for_what_is_not_there, place))]) as (looker,):
+                    assert until(lambda: waits_in_the_kernel(looker), LIMIT_S)
+                    os.kill(place.mounted.pid, signal.SIGCONT)
+                    assert ends(looker) == 0
+                assert not any(map(is_ended, pids))
+                give_up()
+                assert {ends(pid) for pid in pids} == {0}
+        finally:
+            os.kill(place.mounted.pid, signal.SIGCONT)
+
+
 def test_what_comes_at_once_for_all_entries_of_a_core_is_answered(place: Place) -> None:
     """Once a thousand have waited there are as many entries, and more than the ring has room for answers to."""
     let_a_thousand_wait(place)
@@ -263,16 +280,20 @@ def test_who_waits_for_a_frozen_disk_keeps_nobody_of_that_core_waiting_after_man
                 assert {ends(pid) for pid in makers} == {0}
 
 
-def cores_of(task: Path) -> str:
-    (cores,) = re.findall(r"^Cpus_allowed_list:\s*(.*)", (task / "status").read_text(), re.MULTILINE)
-    return str(cores)
+def cores_of(tasks: Iterable[Path]) -> set[str]:
+    """The cores that threads may run on; some may have ended."""
+    found = set()
+    for task in tasks:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found |= {*re.findall(r"^Cpus_allowed_list:\s*(.*)", (task / "status").read_text(), re.MULTILINE)}
+    return found
 
 
 def test_threads_begun_by_one_that_has_one_core_run_on_any(place: Place) -> None:
     tasks = Path(f"/proc/{place.mounted.pid}/task")
     before = {*tasks.iterdir()}
     with write_lease(place.behind / "leased") as give_up, a_thousand(place, place.leased.read_bytes) as pids:
-        assert cores_of(Path("/proc/self")) in {cores_of(task) for task in {*tasks.iterdir()} - before}
+        assert cores_of([Path("/proc/self")]) <= cores_of({*tasks.iterdir()} - before)
         give_up()
         assert {ends(pid) for pid in pids} == {0}
 

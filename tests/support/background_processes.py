@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,7 +126,7 @@ def _read_for_ever(path: bytes, ready_fd: int) -> NoReturn:
         os._exit(254)
 
 
-LIMIT_S = 40.0
+LIMIT_S = 60.0
 
 
 @contextmanager
@@ -155,11 +156,21 @@ def clients(acts: Sequence[Callable[[], object]]) -> Iterator[list[int]]:
                 os.kill(pid, signal.SIGKILL)
 
 
+def kernel_stacks() -> str:
+    """Say how many threads of each program wait where in the kernel: a hang in CI can't be looked at later."""
+    waits: Counter[str] = Counter()
+    for task in Path("/proc").glob("[0-9]*/task/*"):
+        with contextlib.suppress(OSError):  # it may have ended
+            calls = [line.split()[-1].partition("+")[0] for line in (task / "stack").read_text().splitlines()]
+            waits[f"{(task / 'comm').read_text().strip()}: {' '.join(calls[:6])}"] += 1
+    return "\n".join(f"{n} {where}" for where, n in waits.most_common())
+
+
 def ends(pid: int) -> int:
     """A client's errno; it must end in time."""
     fd = os.pidfd_open(pid)
     try:
-        assert select.select([fd], [], [], LIMIT_S)[0], f"client {pid} hangs"
+        assert select.select([fd], [], [], LIMIT_S)[0], f"client {pid} hangs; threads wait in:\n{kernel_stacks()}"
     finally:
         os.close(fd)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

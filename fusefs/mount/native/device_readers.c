@@ -79,7 +79,7 @@ static bool sleep_until_request(CoreDevice *device) {
 /* Note that a request begins: the watch thread has to check whether it takes long. */
 static void note_request_begin(CoreDevice *device) {
     Core *core = device->worker.core;
-    __atomic_store_n(&device->began_ns, now_ns(), __ATOMIC_RELAXED);
+    __atomic_store_n(&device->began_ns, now_ns(), __ATOMIC_SEQ_CST); /* before `watch_sleeps` is read */
     if (__atomic_load_n(&core->watch_sleeps, __ATOMIC_SEQ_CST) &&
         __atomic_exchange_n(&core->watch_sleeps, false, __ATOMIC_SEQ_CST)) {
         uint64_t one = 1;
