@@ -45,7 +45,7 @@ N_RUN = pytest.StashKey[Counter[str]]()
 """Tests that ran to their end, by group: neither skipped on the way nor failed."""
 
 settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("dev"), max_examples=80, print_blob=True, database=None)
+settings.register_profile("ci", settings.get_profile("dev"), print_blob=True, database=None)
 settings.register_profile("soak", settings.get_profile("dev"), max_examples=20_000, stateful_step_count=200)
 settings.load_profile("ci" if IN_CI else "dev")
 
