@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -24,7 +25,7 @@ from tests.support.background_processes import LIMIT_S, clients, ends, in_time, 
 from tests.support.busy_clients import work
 from tests.support.foreground_mount import Mounted, links, trashd_mount, until
 from tests.support.fsfreeze import frozen
-from tests.support.open_files import opened, waits_in_the_kernel, write_lease
+from tests.support.open_files import waits_in_the_kernel, write_lease
 from tests.support.proc_stat import status_of, stop
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.trashd_command import TRASHD, done_well
@@ -57,7 +58,7 @@ def n_threads() -> int:
 
 def test_rings_that_are_not_used_leave_no_thread_and_no_file(device: Fd) -> None:
     before = n_rings()
-    rings = RingThreads(device, b"/", fail, 1000)
+    rings = RingThreads(device, fail, 1000)
     rings.prepare()
     assert n_threads() == N_RING_THREADS * len(os.sched_getaffinity(0))
     rings.give_up()
@@ -68,7 +69,7 @@ def test_rings_that_are_not_used_leave_no_thread_and_no_file(device: Fd) -> None
 
 
 def test_rings_that_need_more_open_files_than_there_are_leave_no_thread(device: Fd) -> None:
-    rings = RingThreads(device, b"/", fail, 4)
+    rings = RingThreads(device, fail, 4)
     with pytest.raises(OSError, match="open files") as refused:
         rings.prepare()
     assert refused.value.errno == errno.EMFILE
@@ -77,7 +78,7 @@ def test_rings_that_need_more_open_files_than_there_are_leave_no_thread(device: 
 
 def test_a_kernel_that_refuses_entries_is_an_error(device: Fd) -> None:
     """Nothing is mounted by this fd."""
-    rings = RingThreads(device, b"/", fail, 1000)
+    rings = RingThreads(device, fail, 1000)
     rings.prepare()
     with pytest.raises(OSError, match="not permitted"):
         rings.serve(cast(Core, object()))
@@ -201,21 +202,11 @@ def test_a_stat_on_a_core_is_answered_where_a_thousand_wait_for_a_lease(place: P
         assert {ends(pid) for pid in pids} == {0}
 
 
-def test_requests_that_wait_for_an_entry_are_served_although_no_other_one_ends(place: Place) -> None:
-    """More requests come before the daemon runs than there are entries at first, and each waits for the lease."""
-    with write_lease(place.behind / "leased") as give_up, opened(place.leased, os.O_PATH) as leased:
-        stop(place.mounted.pid)
-        try:
-            with a_thousand(place, lambda: os.close(os.open(f"/proc/self/fd/{leased}", os.O_RDONLY))) as pids:
-                with clients([partial(on_one_core, partial(looks_for_what_is_not_there, place))]) as (looker,):
-                    assert until(lambda: waits_in_the_kernel(looker), LIMIT_S)
-                    os.kill(place.mounted.pid, signal.SIGCONT)
-                    assert ends(looker) == 0
-                assert not any(map(is_ended, pids))
-                give_up()
-                assert {ends(pid) for pid in pids} == {0}
-        finally:
-            os.kill(place.mounted.pid, signal.SIGCONT)
+def test_the_thread_that_adds_entries_on_a_core_runs_before_the_clients_there(place: Place) -> None:
+    """Otherwise a thousand clients of a busy core use up its entries, and who comes later waits for one of them."""
+    threads = [int(task.name) for task in Path(f"/proc/{place.mounted.pid}/task").iterdir()]
+    policies = Counter(os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK for thread in threads)
+    assert policies[os.SCHED_FIFO] == len(os.sched_getaffinity(0))
 
 
 def test_what_comes_at_once_for_all_entries_of_a_core_is_answered(place: Place) -> None:

@@ -443,7 +443,7 @@ def _open_rings(attached: Attached, device: int, states: FastPathStates) -> Iter
         yield None
         return
     n_fds = n_spare_fds(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) * 3 // 4
-    rings = RingThreads(device, attached.mount.point, partial(abort, abort_fd), n_fds)
+    rings = RingThreads(device, partial(abort, abort_fd), n_fds)
     try:
         yield rings
     finally:

@@ -15,12 +15,8 @@
  * The kernel uses the entry that was committed last, so the servers register theirs after the dispatcher. If all
  * entries of its queue are in use, a request waits in the kernel until one is committed: a new entry does not help.
  * So the dispatcher registers more entries before they are used up, and gets the CPU before the clients that wake it.
- * If that core is busy, clients may still use them up. So after it has registered more, a thread sends a probe: a
- * request that is committed at once. If another one waits, the kernel puts it into the probe's entry, and the thread
- * that committed the probe has another one sent.
  *
- * Source  linux/fuse.h: fuse_uring_req_header, fuse_uring_cmd_req; fs/fuse/dev_uring.c: fuse_uring_do_register,
- *         fuse_uring_next_fuse_req; docs/internals/decisions/0060 */
+ * Source  linux/fuse.h: fuse_uring_req_header, fuse_uring_cmd_req; fs/fuse/dev_uring.c; docs/internals/decisions/0060 */
 #include "core.h"
 
 #include <linux/io_uring.h>
@@ -30,7 +26,6 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/vfs.h>
 
 typedef enum { DISPATCHER, CLERK, SERVER, HELPER } Kind;
 enum { N_SERVERS = 4, N_HELPERS = 2, N_THREADS = SERVER + N_SERVERS + N_HELPERS };
@@ -48,7 +43,6 @@ enum {
     MAPPED_PAYLOAD_BYTES = 1 << 16 /* of a payload that stay in memory */
 };
 enum { REGISTER = 1, COMMIT_AND_FETCH = 2 }; /* FUSE's io_uring commands */
-enum { STATFS = 17 };
 enum { WIDE = 1 << 10, SINGLE_ISSUER = 1 << 12, DEFER_TASKRUN = 1 << 13, NO_ARRAY = 1 << 16, WITH_CQ_SIZE = 1 << 3 };
 enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3, SQE_BYTES = 128, URING_CMD = 46, MSG_RING = 40, SEND_MSG_RING = 31 };
 
@@ -106,7 +100,6 @@ struct CoreRings {
     int device; /* /dev/fuse */
     Queue *queues;
     unsigned n_queues, n_entries; /* of the dispatcher */
-    char *mount_point;
     bool is_pinned, has_ended;
     RingThread threads[N_THREADS];
 };
@@ -158,8 +151,6 @@ static uint32_t n_submitted(const Ring *ring) {
     return *ring->sq_tail - __atomic_load_n(ring->sq_head, __ATOMIC_ACQUIRE);
 }
 
-static bool is_transient(int error) { return error == ETIME || error == EINTR || error == EAGAIN || error == EBUSY; }
-
 /* Have the kernel process submissions, and wait for a result: for a second at most, or without limit. Returns 0 or an
  * errno. */
 static int enter_ring(Ring *ring, bool waits, bool is_timed) {
@@ -171,7 +162,8 @@ static int enter_ring(Ring *ring, bool waits, bool is_timed) {
     } wait = {0, 0, 0, (uint64_t)(uintptr_t)second};
     long n = syscall(SYS_io_uring_enter, ring->fd, n_submitted(ring), waits, GETEVENTS | (is_timed ? EXT_ARG : 0),
                      is_timed ? &wait : NULL, is_timed ? sizeof wait : 0);
-    return n < 0 && !is_transient(errno) ? errno : 0;
+    int error = n < 0 ? errno : 0;
+    return error == ETIME || error == EINTR || error == EAGAIN || error == EBUSY ? 0 : error;
 }
 
 /* Have the kernel process all submissions; if it is short of memory, it may process none at first. */
@@ -247,80 +239,6 @@ static int add_entries(RingThread *thread, unsigned at, unsigned n) {
     return error ? error : flush(&thread->ring);
 }
 
-/* Put the head of a reply into an entry, whose payload is there. Returns the size of the payload. */
-static uint32_t put_reply(Entry *entry, int result) {
-    uint64_t unique;
-    uint32_t n = result > 0 ? (uint32_t)result : 0;
-    memcpy(&unique, entry->memory + 8, sizeof unique);
-    put_head(entry->memory, unique, result);
-    memcpy(entry->memory + SIZE_AT, &n, sizeof n);
-    return n;
-}
-
-/* Probes: see above. */
-
-typedef struct {
-    uint16_t core;
-    char mount_point[];
-} Probe;
-
-static void *run_probe(void *pointer) {
-    Probe *probe = pointer;
-    struct statfs ignored;
-    cpu_set_t core;
-    CPU_ZERO(&core);
-    CPU_SET(probe->core, &core);
-    /* A path that leads elsewhere by now, or an error: no probe is sent. */
-    if (!sched_setaffinity(0, sizeof core, &core) && statfs(probe->mount_point, &ignored)) {
-    }
-    free(probe);
-    return NULL;
-}
-
-/* Have a new thread send a probe through a queue: that may block, as long as the path of the mount point is on a
- * filesystem that hangs. If no thread can be started, requests wait until an entry of the queue is committed. */
-static void send_probe(const CoreRings *rings, const Queue *queue) {
-    size_t n_path = strlen(rings->mount_point) + 1;
-    Probe *probe = malloc(sizeof *probe + n_path);
-    pthread_t thread;
-    if (probe == NULL)
-        return;
-    probe->core = queue->number;
-    memcpy(probe->mount_point, rings->mount_point, n_path);
-    if (pthread_create(&thread, NULL, run_probe, probe))
-        free(probe);
-    else
-        pthread_detach(thread);
-}
-
-/* Return whether the request in an entry is a probe: a thread of this process asks for free space. */
-static bool is_probe(const Entry *entry) {
-    uint32_t opcode, tid;
-    memcpy(&opcode, entry->memory + 4, sizeof opcode);
-    memcpy(&tid, entry->memory + 32, sizeof tid);
-    return opcode == STATFS && tid && !syscall(SYS_tgkill, getpid(), tid, 0);
-}
-
-/* Commit a probe, and have another one sent if the kernel then puts a request that waited into its entry. Returns 0 or
- * an errno. */
-static int commit_probe(RingThread *thread, Entry *entry) {
-    Ring *ring = &thread->ring;
-    uint64_t commit_id;
-    memcpy(&commit_id, entry->memory + COMMIT_ID_AT, sizeof commit_id);
-    put_reply(entry, -EAGAIN);
-    int error = flush(ring);
-    uint32_t tail = __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE);
-    if (!error)
-        error = submit(thread, entry, COMMIT_AND_FETCH, commit_id);
-    while (!error && n_submitted(ring)) /* without GETEVENTS, no other entry gets a result */
-        if (syscall(SYS_io_uring_enter, ring->fd, n_submitted(ring), 0, 0, NULL, (size_t)0) < 0 && !is_transient(errno))
-            error = errno;
-    bool is_full = tail - *ring->cq_head > ring->cq_mask; /* then the kernel keeps further results elsewhere */
-    if (!error && (is_full || __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) != tail))
-        send_probe(thread->rings, &thread->rings->queues[entry->at]);
-    return error;
-}
-
 /* Note that a request has arrived in an entry of the dispatcher; register more entries before they are used up. n_next:
  * results that are ready, and not counted yet by this thread. */
 static int note_entry_in_use(RingThread *dispatcher, const Entry *entry, uint32_t n_next) {
@@ -329,8 +247,6 @@ static int note_entry_in_use(RingThread *dispatcher, const Entry *entry, uint32_
     if (--queue->n_free >= N_ENTRIES_STEP + n_next || rings->n_entries + N_ENTRIES_STEP >= N_ENTRIES_MAX)
         return 0;
     int error = add_entries(dispatcher, entry->at, N_ENTRIES_STEP);
-    if (!error)
-        send_probe(rings, queue);
     return error == ENOMEM ? 0 : error; /* ENOMEM: the existing ones must suffice */
 }
 
@@ -359,7 +275,11 @@ static bool push(Entry **list, Entry *entry) {
 /* Have the entry's thread commit the reply that is in the entry. Called by any thread. */
 static void queue_reply(Entry *entry, int result) {
     RingThread *owner = entry->owner;
-    uint32_t n = put_reply(entry, result);
+    uint64_t unique;
+    uint32_t n = result > 0 ? (uint32_t)result : 0;
+    memcpy(&unique, entry->memory + 8, sizeof unique);
+    put_head(entry->memory, unique, result);
+    memcpy(entry->memory + SIZE_AT, &n, sizeof n);
     entry->is_large |= n > MAPPED_PAYLOAD_BYTES;
     if (push(&owner->replied, entry) && owner != this_thread) /* else it was woken, or commits before it waits */
         wake(owner);
@@ -449,12 +369,7 @@ static int process_results(RingThread *thread) {
         uint32_t n_payload;
         memcpy(&n_payload, entry->memory + SIZE_AT, sizeof n_payload);
         entry->is_large |= n_payload > MAPPED_PAYLOAD_BYTES;
-        entry->has_been_used = true;
-        if (is_probe(entry)) {
-            error = commit_probe(thread, entry);
-            continue;
-        }
-        entry->is_free = false;
+        entry->has_been_used = true, entry->is_free = false;
         if (thread->kind == DISPATCHER) {
             dispatch(thread->rings, entry);
             error = note_entry_in_use(thread, entry, __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) - *ring->cq_head);
@@ -520,9 +435,11 @@ static void run_clerk(RingThread *clerk) {
 
 static bool has_ring(const RingThread *thread) { return thread->kind == DISPATCHER || thread->kind == SERVER; }
 
-/* Let this thread get the CPU as soon as it is woken, even if others are busy. Source: sched_setattr(2); since Linux
- * 6.12 sched_runtime is the length of a time slice. */
-static void request_short_slices(void) {
+/* Let this thread get the CPU as soon as it is woken, even if others are busy. Its work for a request is short, and the
+ * kernel limits what all such threads may use (sched(7)). Without the right to that, it requests short time slices: with
+ * them, clients on a busy core may still be faster. Source: sched_setattr(2); since Linux 6.12 sched_runtime is the
+ * length of a time slice. */
+static void run_first(void) {
     struct {
         uint32_t size, policy;
         uint64_t flags;
@@ -530,7 +447,9 @@ static void request_short_slices(void) {
         uint32_t priority;
         uint64_t runtime_ns, deadline_ns, period_ns;
     } attributes = {.size = sizeof attributes, .nice = getpriority(PRIO_PROCESS, 0), .runtime_ns = 100000};
-    syscall(SYS_sched_setattr, 0, &attributes, 0); /* if refused, this thread only gets the CPU later */
+    struct sched_param lowest = {.sched_priority = 1};
+    if (sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &lowest) < 0)
+        syscall(SYS_sched_setattr, 0, &attributes, 0); /* if refused, this thread only gets the CPU later */
 }
 
 static RingThread *thread_of(CoreRings *rings, PyObject *number) {
@@ -562,7 +481,7 @@ static PyObject *rings_prepare(CoreRings *rings, PyObject *number) {
         error = sched_setaffinity(0, sizeof core, &core) < 0 ? errno : 0;
     }
     if (thread->kind == DISPATCHER)
-        request_short_slices();
+        run_first();
     if (!error && has_ring(thread))
         error = thread->kind == SERVER ? ring_open(&thread->ring, 2, 16)
                                        : ring_open(&thread->ring, N_SUBMISSIONS, N_RESULTS);
@@ -644,8 +563,7 @@ static PyObject *rings_serve(CoreRings *rings, PyObject *args) {
 static PyObject *rings_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     int device, is_pinned;
     PyObject *cores;
-    const char *mount_point;
-    if (!PyArg_ParseTuple(args, "iyO!p", &device, &mount_point, &PyList_Type, &cores, &is_pinned))
+    if (!PyArg_ParseTuple(args, "iO!p", &device, &PyList_Type, &cores, &is_pinned))
         return NULL;
     CoreRings *self = (CoreRings *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
@@ -660,10 +578,9 @@ static PyObject *rings_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     self->device = device, self->is_pinned = is_pinned;
     self->n_queues = (unsigned)PyList_Size(cores);
     self->queues = calloc(self->n_queues, sizeof *self->queues);
-    self->mount_point = strdup(mount_point);
     for (unsigned at = 0; self->queues != NULL && at < self->n_queues; at++)
         self->queues[at].number = (uint16_t)PyLong_AsLong(PyList_GetItem(cores, (Py_ssize_t)at));
-    if (self->queues == NULL || self->mount_point == NULL)
+    if (self->queues == NULL)
         PyErr_NoMemory();
     if (PyErr_Occurred()) {
         Py_DECREF(self);
@@ -683,7 +600,6 @@ static void rings_free(CoreRings *self) {
         sem_destroy(&thread->has_work);
     }
     free(self->queues);
-    free(self->mount_point);
     free_object(self);
 }
 

@@ -27,16 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 class RingThreads:
-    def __init__(self, device: int, mount_point: bytes, abort: Callable[[], None], n_fds: int) -> None:
+    def __init__(self, device: int, abort: Callable[[], None], n_fds: int) -> None:
         """Set up, without starting a thread.
 
-        device       /dev/fuse
-        mount_point  where this process finds the mount
-        abort        ends the connection, whatever its state
-        n_fds        how many fds the rings of all threads may use
+        device  /dev/fuse
+        abort   ends the connection, whatever its state
+        n_fds   how many fds the rings of all threads may use
         """
         self._device = device
-        self._mount_point = mount_point
         self._abort = abort
         self._n_fds = n_fds
         self._core: Core | None = None
@@ -55,7 +53,7 @@ class RingThreads:
             if _N_FDS * len(own) > self._n_fds:
                 raise OSError(errno.EMFILE, f"the rings of {len(own)} cores need {_N_FDS * len(own)} open files")
             for cores in (*([core] for core in own), *([others] if others else [])):
-                rings = CoreRings(self._device, self._mount_point, cores, cores is not others)
+                rings = CoreRings(self._device, cores, cores is not others)
                 for number in range(N_RING_THREADS):
                     thread = threading.Thread(target=self._run_thread, args=(rings, number), daemon=True, name="ring")
                     thread.start()
