@@ -16,7 +16,7 @@ import pytest
 from tests.support.acls import CAN_BIND, CAPABILITY
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount, until
 from tests.support.mount_and_backing import Sides
-from tests.support.open_files import may_be_written
+from tests.support.open_files import errno_of
 from tests.support.other_users import as_user
 from tests.support.privileges import HE, mount_and_behind
 from tests.support.real_filesystems import loop_volume
@@ -80,8 +80,7 @@ def test_program_that_runs_is_not_cut(here: Path, flags: int) -> None:
         assert program.read_bytes() == whole
         assert running.poll() is None
         running.kill()
-    assert until(lambda: may_be_written(program))
-    os.close(os.open(program, flags))
+    assert until(lambda: errno_of(lambda: os.close(os.open(program, flags))) == 0)
     assert program.read_bytes() == (b"" if flags & os.O_TRUNC else whole)
 
 
