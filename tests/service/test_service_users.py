@@ -15,7 +15,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.registry_lines import XATTR
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import Swapped
 from tests.support.crash_scenarios import DyingAfter, end_of
 from tests.support.make_trees import IMMUTABLE, Dir, File, fill, make_tree, remove_tree_hard, roomy_volume, set_flags
 from tests.support.other_users import as_user
@@ -213,16 +212,12 @@ def own(volume: Path) -> Path:
     return volume / os.fsdecode(user_store_name(NOBODYS))
 
 
-def container_of(swapped: Swapped) -> str:
-    return os.fsdecode(swapped.store) + f"/orphans/{swapped.id}"
-
-
 def thrown(volume: Path) -> Path:
     """The container of what the user threw away, due at once."""
     path = make_tree(volume / "job", Dir({"file": "x"}, owner=(NOBODYS, NOBODYS)))
-    container = as_user(NOBODYS, lambda: container_of(swap(path, options=EXPIRED)))
+    swapped = as_user(NOBODYS, lambda: swap(path, options=EXPIRED))
     path.rmdir()
-    return Path(container)  # a service may have deleted it already
+    return Path(os.fsdecode(swapped.store), "orphans", str(swapped.id))  # a service may have deleted it already
 
 
 def test_it_is_served_without_a_registry_before_and_after_roots_init(shared: Path, base: Path) -> None:

@@ -157,7 +157,7 @@ def clients(acts: Sequence[Callable[[], object]]) -> Iterator[list[int]]:
 
 
 def kernel_stacks() -> str:
-    """Say how many threads of each program wait where in the kernel: a hang in CI can't be looked at later."""
+    """Return how many threads of each program wait where in the kernel; after a hang in CI nothing else is left."""
     waits: Counter[str] = Counter()
     for task in Path("/proc").glob("[0-9]*/task/*"):
         with contextlib.suppress(OSError):  # it may have ended
